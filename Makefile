@@ -1,0 +1,41 @@
+# make demo | make test | make check: everything else is for those who change the code.
+SHELL := /bin/bash
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format lock generate clean
+
+help:  ## what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(VENV)/.installed  ## install everything into .venv (pinned, with hashes)
+
+$(VENV)/.installed: requirements.lock pyproject.toml tidewright/pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: $(PYTHON) was not found (set PYTHON=/path/to/python3.11)"; exit 1; }
+	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libgomp.so.1")' 2>/dev/null || \
+	  { echo "libgomp1 is missing; Paddle needs it: apt-get install libgomp1"; exit 1; }
+	@echo "Installing into $(VENV): takes a minute or two, most of it Paddle ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e tidewright -e .
+	@touch $@
+
+check: setup  ## format, lint, types, import contracts, unit and property tests: under a minute
+	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache | tail -n 3
+	@$(BIN)/python -m pytest -q tests/unit tests/properties
+
+test: setup  ## every test, on the servers that it starts itself
+	@$(BIN)/python -m pytest -q tests
+
+format: setup  ## format the code and fix what can be fixed
+	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
+
+lock:  ## make requirements.lock anew from requirements.in (needs uv)
+	@uv pip compile requirements.in --generate-hashes --python-version 3.11 --no-emit-index-url --no-emit-find-links \
+	  --no-header --quiet --upgrade -o requirements.lock
+
+clean:  ## remove what was installed and built
+	@rm -rf $(VENV) build dist demo-out

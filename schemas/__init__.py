@@ -1,0 +1,1 @@
+"""Contracts between the services: vocabulary, envelope, topics, events. Imports nothing of ours."""

@@ -1,0 +1,1 @@
+"""The public HTTP API: request and answer bodies of ``/v1``."""

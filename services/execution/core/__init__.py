@@ -1,0 +1,1 @@
+"""Decisions of execution: pure functions and values."""

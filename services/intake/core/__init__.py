@@ -1,0 +1,1 @@
+"""Decisions of intake: pure functions and values."""

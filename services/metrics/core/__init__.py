@@ -1,0 +1,1 @@
+"""Decisions of metrics: pure functions and values."""

@@ -1,0 +1,1 @@
+"""Decisions of queueing: pure functions and values."""

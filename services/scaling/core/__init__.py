@@ -1,0 +1,1 @@
+"""Decisions of scaling: pure functions and values."""

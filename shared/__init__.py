@@ -1,0 +1,1 @@
+"""Mechanisms without business meaning: clock, errors, settings, telemetry, database, bus, outbox, runtime."""

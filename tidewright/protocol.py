@@ -1,0 +1,292 @@
+"""The wire between a trainer and execution: one JSON object a line over TCP, both ways.
+
+Standard library only, since it is installed in training images. Execution imports it too, so that there is
+one definition. Every message is a frozen dataclass; ``KIND`` names it on the wire (field ``t``). A field that
+the reader does not know is ignored, a kind that it does not know raises ``ProtocolError``.
+
+A trainer's life: ``Admit`` (before any user code) -> ``Admitted`` -> ``Hello`` -> ``Welcome`` -> ``Form`` ->
+``Formed`` -> ``Started`` -> ``Mark`` ... -> ``Finished``, or a leaver's ``Left``. The connection may break and come
+back at any time: a trainer then says ``Hello`` again with what it holds, and goes on training meanwhile.
+"""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Final, TypeAlias
+
+PROTOCOL_VERSION: Final = 1
+LINE_BYTES_MAX: Final = 65_536
+ADDRESS_VARIABLE: Final = "TIDE_ADDRESS"
+"""``host:port`` of execution's membership endpoint; stable across restarts of the service."""
+TOKEN_VARIABLE: Final = "TIDE_TOKEN"
+MEMBER_VARIABLE: Final = "TIDE_MEMBER"
+"""``<job>/<role>/<index>/<incarnation>``."""
+NONCE_VARIABLE: Final = "TIDE_NONCE"
+ATTEMPT_VARIABLE: Final = "TIDE_ATTEMPT"
+MEMBER_DIRECTORY_VARIABLE: Final = "TIDE_MEMBER_DIRECTORY"
+"""The member's own folder: its log, ledger and the shim's records."""
+CHECKPOINT_DIRECTORY_VARIABLE: Final = "TIDE_CHECKPOINT_DIRECTORY"
+OUTPUT_DIRECTORY_VARIABLE: Final = "TIDE_OUTPUT_DIRECTORY"
+
+
+class ProtocolError(ValueError):
+    """A line that is no message of this protocol."""
+
+
+# -- trainer to execution -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admit:
+    """May this process run user code? Sent on a connection of its own, repeated until answered."""
+
+    KIND: ClassVar[str] = "admit"
+    token: str
+    member: str
+    nonce: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """First line of every connection: who speaks and what it holds.
+
+    ``generation`` is the one it steps in (0: none yet), ``formed`` one that is formed but not yet used (0: none),
+    ``step`` the number of steps applied, ``waiting`` that its group is cut and it holds its state.
+    """
+
+    KIND: ClassVar[str] = "hello"
+    version: int
+    token: str
+    member: str
+    nonce: str
+    pid: int
+    attempt: int
+    generation: int
+    formed: int
+    step: int
+    rank: int
+    world: int
+    phase: str
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A report, every ``mark_seconds``: where the member stands.
+
+    ``phase_seconds`` in the present phase; ``sync_seconds`` waited so far in the collective under way (0: none).
+    """
+
+    KIND: ClassVar[str] = "mark"
+    generation: int
+    step: int
+    phase: str
+    phase_seconds: float
+    sync_seconds: float
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formed:
+    """The group of an offered generation is connected; it is used once all members say so in the gradient buffer."""
+
+    KIND: ClassVar[str] = "formed"
+    generation: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormFailed:
+    """The offered generation could not be formed, or was lost before it was used."""
+
+    KIND: ClassVar[str] = "form_failed"
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FellBack:
+    """The new generation broke before its second all-reduce; the older one goes on."""
+
+    KIND: ClassVar[str] = "fell_back"
+    generation: int
+    """the generation that goes on"""
+    failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The second all-reduce of a generation has passed (with one worker: its second step is applied).
+
+    ``pause_seconds``: end of the last step before it to the end of the first one in it; 0 in a first generation.
+    """
+
+    KIND: ClassVar[str] = "started"
+    generation: int
+    step: int
+    rank: int
+    world: int
+    pause_seconds: float
+    resumed_generation: int
+    """of the checkpoint it was loaded from; 0: none, or the state came from a living member"""
+    resumed_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """The group is cut; the member holds its state at ``step`` and waits for the next offer."""
+
+    KIND: ClassVar[str] = "waiting"
+    generation: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """A leaver is outside the group and about to exit."""
+
+    KIND: ClassVar[str] = "left"
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointWritten:
+    KIND: ClassVar[str] = "checkpoint_written"
+    generation: int
+    step: int
+    location: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed:
+    KIND: ClassVar[str] = "checkpoint_failed"
+    generation: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The group's word: training is complete at ``step``. Repeated after ``Hello`` until the process exits."""
+
+    KIND: ClassVar[str] = "finished"
+    generation: int
+    step: int
+
+
+# -- execution to trainer -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """The member and its nonce stand in a commit of the holder: run."""
+
+    KIND: ClassVar[str] = "admitted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Not this process: leaving, gone, another nonce, or a wrong token. It exits without running user code."""
+
+    KIND: ClassVar[str] = "refused"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """Answer to ``Hello``: settings for this member, and where its samples go ("" while metrics is not known)."""
+
+    KIND: ClassVar[str] = "welcome"
+    metrics_url: str
+    sample_token: str
+    mark_seconds: float
+    checkpoint_directory: str
+    checkpoint_every_steps: int
+    reconnect_seconds_max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """An offer: form the group of ``generation`` in the background, go on stepping meanwhile.
+
+    ``rank`` -1: a leaver; it waits in the old group and exits when the new one has started.
+    ``source`` is the rank whose state everyone receives; -1: nobody holds any, each loads the checkpoint
+    ``checkpoint`` (a folder; "" means that the job begins at step 0).
+    """
+
+    KIND: ClassVar[str] = "form"
+    generation: int
+    rank: int
+    world: int
+    store_host: str
+    store_port: int
+    source: int
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """The offer of ``generation`` is off. Ignored by whoever steps in it already."""
+
+    KIND: ClassVar[str] = "abort"
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """The attempt ends: at the next step boundary write a checkpoint (the lowest rank), then exit with 0."""
+
+    KIND: ClassVar[str] = "stop"
+    grace_seconds: float
+    reason: str
+
+
+Message: TypeAlias = (
+    Admit
+    | Hello
+    | Mark
+    | Formed
+    | FormFailed
+    | FellBack
+    | Started
+    | Waiting
+    | Left
+    | CheckpointWritten
+    | CheckpointFailed
+    | Finished
+    | Admitted
+    | Refused
+    | Welcome
+    | Form
+    | Abort
+    | Stop
+)
+_KINDS: Final[dict[str, type[Message]]] = {cls.KIND: cls for cls in Message.__args__}
+_JSON_TYPES: Final = {"str": str, "int": int, "float": (int, float), "bool": bool}
+
+
+def encode(message: Message) -> bytes:
+    """One line, newline included."""
+    return json.dumps({"t": message.KIND, **asdict(message)}, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """Inverse of ``encode``. Raises ProtocolError for anything else, naming the field."""
+    try:
+        value: Any = json.loads(line)
+    except (ValueError, UnicodeDecodeError, RecursionError) as exc:
+        raise ProtocolError("not a line of JSON") from exc
+    if not isinstance(value, dict) or value.get("t") not in _KINDS:
+        raise ProtocolError("not a message of this protocol")
+    cls = _KINDS[value["t"]]
+    arguments: dict[str, Any] = {}
+    for field in fields(cls):
+        name = field.type if isinstance(field.type, str) else field.type.__name__
+        expected: Any = _JSON_TYPES[name]
+        got = value.get(field.name)
+        if not isinstance(got, expected) or (isinstance(got, bool) and name != "bool"):
+            raise ProtocolError(f"{value['t']}.{field.name} must be {name}")
+        arguments[field.name] = got
+    return cls(**arguments)
