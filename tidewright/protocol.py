@@ -278,15 +278,16 @@ def decode(line: bytes) -> Message:
         value: Any = json.loads(line)
     except (ValueError, UnicodeDecodeError, RecursionError) as exc:
         raise ProtocolError("not a line of JSON") from exc
-    if not isinstance(value, dict) or value.get("t") not in _KINDS:
+    kind = value.get("t") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ProtocolError("not a message of this protocol")
-    cls = _KINDS[value["t"]]
+    cls = _KINDS[kind]
     arguments: dict[str, Any] = {}
     for field in fields(cls):
         name = field.type if isinstance(field.type, str) else field.type.__name__
         expected: Any = _JSON_TYPES[name]
         got = value.get(field.name)
         if not isinstance(got, expected) or (isinstance(got, bool) and name != "bool"):
-            raise ProtocolError(f"{value['t']}.{field.name} must be {name}")
+            raise ProtocolError(f"{kind}.{field.name} must be {name}")
         arguments[field.name] = got
     return cls(**arguments)
