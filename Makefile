@@ -1,6 +1,6 @@
 # make demo | make test | make check: everything else is for those who change the code.
 SHELL := /bin/bash
-PYTHON ?= python3.11
+PYTHON ?= $(firstword $(shell for p in python3.11 python3 python3.12 python3.13; do $$p -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && echo $$p; done) none)
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
@@ -12,7 +12,8 @@ help:  ## what can be made
 setup: $(VENV)/.installed  ## install everything into .venv (pinned, with hashes)
 
 $(VENV)/.installed: requirements.lock pyproject.toml tidewright/pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: $(PYTHON) was not found (set PYTHON=/path/to/python3.11)"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed and was not found; set PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Python's venv is missing: apt-get install python3-venv"; exit 1; }
 	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libgomp.so.1")' 2>/dev/null || \
 	  { echo "libgomp1 is missing; Paddle needs it: apt-get install libgomp1"; exit 1; }
 	@echo "Installing into $(VENV): takes a minute or two, most of it Paddle ..."
@@ -26,6 +27,12 @@ check: setup  ## format, lint, types, import contracts, unit and property tests:
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache | tail -n 3
 	@$(BIN)/python -m pytest -q tests/unit tests/properties
+
+demo: setup  ## the main job, live, in two minutes (DEMO_FAULT=no-shrink|lost-worker|double-run|stalled shows a failing check)
+	@DEMO_FAULT=$(DEMO_FAULT) $(BIN)/python -m demo
+
+generate: setup  ## write JSON Schemas and docs/events.md from the event models
+	@$(BIN)/python -m schemas.generate
 
 test: setup  ## every test, on the servers that it starts itself
 	@$(BIN)/python -m pytest -q tests
