@@ -1,0 +1,1 @@
+"""Membership: where trainers report, are admitted, and find the group of each generation."""
