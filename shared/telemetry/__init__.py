@@ -1,1 +1,1 @@
-"""telemetry"""
+"""Logs, instruments and trace context."""
