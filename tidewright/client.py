@@ -161,9 +161,14 @@ class Client:
             base_url=self.server,
             timeout=httpx.Timeout(timeout_seconds, connect=min(timeout_seconds, 5.0)),
             transport=transport,
-            trust_env=httpx.URL(self.server).host not in _LOOPBACK,
+            trust_env=not self.is_local,
             headers={"User-Agent": "tidewright-client", "Accept": "application/json"},
         )
+
+    @property
+    def is_local(self) -> bool:
+        """True if the server is on this machine, so that both see the same files."""
+        return httpx.URL(self.server).host in _LOOPBACK
 
     def __enter__(self) -> "Client":
         return self

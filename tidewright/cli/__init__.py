@@ -1,0 +1,1 @@
+"""The ``tide`` command: speaks HTTP to intake and nothing else; JSON in, JSON out."""
