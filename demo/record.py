@@ -178,6 +178,11 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         yield value
 
 
+def read_processes(folder: Path) -> tuple[dict[Process, str], dict[Process, str]]:
+    """(process -> command line, worker -> ``<job>/<member folder>``) of everyone seen so far."""
+    return _processes(list(_lines(folder / PROCESSES)))
+
+
 def _processes(lines: list[dict[str, Any]]) -> tuple[dict[Process, str], dict[Process, str]]:
     known = [line for line in lines if line["k"] == "process"]
     commands = {Process(line["pid"], line["start"]): str(line["command"]) for line in known}
