@@ -1,1 +1,1 @@
-"""db"""
+"""Postgres: engines, errors, types, transactions, migrations, and the embedded server."""

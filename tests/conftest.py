@@ -1,0 +1,35 @@
+"""Fixtures for every kind of test: state folders, and real Postgres where a test asks for it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.testing.clock import FakeClock
+from shared.testing.postgres import DatabaseServer, FreshDatabase, database_server, temporary_state_directory
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[DatabaseServer]:
+    """One embedded server for the whole session."""
+    with database_server() as server:
+        yield server
+
+
+@pytest.fixture
+def database(postgres: DatabaseServer) -> Iterator[FreshDatabase]:
+    """A fresh, migrated database for one test."""
+    with postgres.database() as database:
+        yield database
+
+
+@pytest.fixture
+def state_directory() -> Iterator[Path]:
+    """An empty state folder that an embedded server can live in; a server in it is stopped at the end."""
+    with temporary_state_directory() as path:
+        yield path
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
