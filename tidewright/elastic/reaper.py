@@ -1,0 +1,85 @@
+"""Reaps the zygote's children: shims, and what a killed shim leaves behind."""
+
+import json
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tidewright import shim
+
+STRAY_STATUSES_MAX: Final = 1024
+
+
+@dataclass(slots=True)
+class Reaper:
+    """Reaps by hand: shims, and what killed shims leave behind."""
+
+    shims: dict[int, str] = field(default_factory=dict)
+    """pid of each living shim: the member's folder"""
+    orphans: dict[int, str] = field(default_factory=dict)
+    """pid of each living worker whose shim was killed: its folder"""
+    ended: list[str] = field(default_factory=list)
+    """folders of orphans that have ended, whose descendants may still live"""
+    statuses: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """statuses of unknown children, since a worker may be reaped before the shim that was killed with it"""
+
+    def reap(self) -> None:
+        """Take every status there is, then end what orphans left behind. Repeat while ``has_strays``."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if pid in self.shims:
+                self._shim_ended(self.shims.pop(pid))
+            elif pid in self.orphans:
+                self._orphan_ended(self.orphans.pop(pid), pid, status, time.time())
+            else:
+                self.statuses[pid] = (status, time.time())
+                while len(self.statuses) > STRAY_STATUSES_MAX:
+                    self.statuses.pop(next(iter(self.statuses)))
+        if self.has_strays:
+            self._end_strays()
+
+    @property
+    def has_strays(self) -> bool:
+        """Descendants of one orphan cannot be told from another's, so none is ended while an orphan lives."""
+        return bool(self.ended) and not self.orphans
+
+    def _shim_ended(self, directory: str) -> None:
+        if Path(directory, "gone").exists():
+            return
+        try:
+            worker = int(json.loads(Path(directory, "pid.json").read_bytes())["worker_pid"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # it never had a record, so its worker did not run
+        if Path(directory, "exit.json").exists():
+            self.ended.append(directory)
+        elif worker in self.statuses:
+            self._orphan_ended(directory, worker, *self.statuses.pop(worker))
+        elif worker in shim.children_of(os.getpid()):
+            self.orphans[worker] = directory
+
+    def _orphan_ended(self, directory: str, worker: int, status: int, at: float) -> None:
+        if not Path(directory, "exit.json").exists():
+            with suppress(OSError):  # without a record the status counts as unknown
+                shim.write_atomically(directory, "exit.json", shim.exit_record(worker, status, at))
+        self.ended.append(directory)
+
+    def _end_strays(self) -> None:
+        strays = [pid for pid in shim.children_of(os.getpid()) if pid not in self.shims]
+        for pid in strays:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not strays:
+            for directory in self.ended:
+                with suppress(OSError):
+                    shim.write_atomically(directory, "gone", f"{time.time():.6f}")
+            self.ended.clear()
+            self.statuses.clear()

@@ -1,0 +1,321 @@
+"""Starts workers: forks them, Paddle already imported, each below a shim of its own.
+
+Run as ``python -m tidewright.elastic.zygote --socket PATH``. One JSON object a line in, one out, a connection each:
+``{"op":"ping"}`` and ``{"op":"start", ...}`` (see ``child.StartRequest``). A start is idempotent: the folder's
+``lock`` is made exclusively, a repeated request answers ``duplicate``. It has one thread, so that forking is safe,
+and is a second subreaper: of a shim that was killed it inherits the worker, and writes its exit status in its place.
+"""
+
+import argparse
+import ctypes
+import errno
+import gc
+import json
+import os
+import resource
+import selectors
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from tidewright import shim
+from tidewright.elastic import child
+from tidewright.elastic.reaper import Reaper
+from tidewright.elastic.warm import Warmth, warm_up
+
+REQUEST_BYTES_MAX: Final = 8 << 20
+REQUEST_SECONDS_MAX: Final = 10.0
+CONNECTIONS_MAX: Final = 256
+SOCKET_PATH_BYTES_MAX: Final = 107
+WATCH_INTERVAL_SECONDS: Final = 1.0
+WARM_MODULES: Final = (
+    "numpy",
+    "paddle",
+    "paddle.nn.functional",
+    "paddle.io",
+    "paddle.optimizer",
+    "http.client",
+    "queue",
+)
+OWN_MODULES: Final = ("tidewright.elastic.job",)
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def set_subreaper() -> None:
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+# -- starting -------------------------------------------------------------------------------------------------------
+
+
+def start_worker(request: child.StartRequest, *, base_environment: dict[str, str]) -> int | None:
+    """Fork the process that becomes the shim and return its pid; None if this start was already made.
+
+    Raises OSError. The folder's lock is never taken back: after a failure this incarnation is spent.
+    """
+    Path(request.directory).mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        os.close(os.open(f"{request.directory}/lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        return None
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        _become_shim(request, base_environment)
+    return pid
+
+
+def _become_shim(request: child.StartRequest, base_environment: dict[str, str]) -> NoReturn:
+    """Order matters: the worker may run only once its record is on the disk."""
+    try:
+        child.reset_signals()
+        os.setsid()
+        child.close_descriptors()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(nothing, descriptor)
+        os.close(nothing)
+        set_subreaper()
+        reading, writing = os.pipe()
+        worker = os.fork()
+        if worker == 0:
+            os.close(writing)
+            child.run_worker(request, record_written=reading, base_environment=base_environment)
+        os.close(reading)
+        _write_record(request, worker)
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, *shim.PASSED_ON))
+        os.write(writing, b"g")
+        os.close(writing)
+        program = [sys.executable, "-S", "-E", "-I", "-B", shim.__file__]
+        os.execv(program[0], [*program, request.directory, str(worker), str(WATCH_INTERVAL_SECONDS)])  # noqa: S606
+    except BaseException as error:  # noqa: BLE001 - a fork must never return into the zygote's loop
+        with suppress(OSError):
+            shim.write_atomically(request.directory, "start_error", f"{error!r}\n")
+        os._exit(99)
+
+
+def _write_record(request: child.StartRequest, worker: int) -> None:
+    own, its = shim.process_stat(os.getpid()), shim.process_stat(worker)
+    if own is None or its is None:
+        raise ProcessLookupError(errno.ESRCH, "the worker is gone before its record was written")
+    record = {
+        "member": request.member,
+        "nonce": request.nonce,
+        "shim_pid": os.getpid(),
+        "shim_start": own[2],
+        "worker_pid": worker,
+        "worker_start": its[2],
+        "boot_id": boot_id(),
+    }
+    shim.write_atomically(request.directory, "pid.json", json.dumps(record))
+
+
+# -- serving --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    socket: socket.socket
+    deadline: float
+    received: bytearray = field(default_factory=bytearray)
+
+
+class Zygote:
+    """The loop: one selector over the listener, the connections and the signals."""
+
+    def __init__(self, listener: socket.socket, warmth: Warmth, base_environment: dict[str, str]) -> None:
+        self._listener = listener
+        self._warmth = warmth
+        self._base_environment = base_environment
+        self._reaper = Reaper()
+        self._selector = selectors.DefaultSelector()
+        self._connections: set[_Connection] = set()
+        self._stopping = False
+
+    def run(self) -> None:
+        reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(reading, selectors.EVENT_READ)
+        while not self._stopping:
+            ready = self._selector.select(0.005 if self._reaper.has_strays else 1.0)
+            for key, _ in ready:
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.fd == reading:
+                    with suppress(BlockingIOError):
+                        os.read(reading, 4096)
+                else:
+                    self._read(key.data)
+            self._drop_late()
+            self._reaper.reap()
+
+    def _on_stop(self, *_: object) -> None:
+        self._stopping = True
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self._listener.accept()
+        except OSError:
+            return
+        if len(self._connections) >= CONNECTIONS_MAX:
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        connection = _Connection(accepted, time.monotonic() + REQUEST_SECONDS_MAX)
+        self._connections.add(connection)
+        self._selector.register(accepted, selectors.EVENT_READ, connection)
+
+    def _read(self, connection: _Connection) -> None:
+        try:
+            chunk = connection.socket.recv(65_536)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        connection.received += chunk
+        line, newline, _ = connection.received.partition(b"\n")
+        if not newline and chunk and len(connection.received) <= REQUEST_BYTES_MAX:
+            return
+        if line:
+            self._send(connection, self.answer(bytes(line)) if newline else _error("the line is too long or cut off"))
+        self._close(connection)
+
+    def _send(self, connection: _Connection, answer: dict[str, Any]) -> None:
+        with suppress(OSError):  # who does not wait for the answer asks again and is told "duplicate"
+            connection.socket.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _close(self, connection: _Connection) -> None:
+        self._connections.discard(connection)
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+
+    def _drop_late(self) -> None:
+        now = time.monotonic()
+        for connection in [each for each in self._connections if each.deadline < now]:
+            self._close(connection)
+
+    def answer(self, line: bytes) -> dict[str, Any]:
+        """The answer to one request; whatever is wrong with it is said, never raised."""
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            return _error("not a line of JSON")
+        if not isinstance(value, dict):
+            return _error("a request is an object")
+        if value.get("op") == "ping":
+            return {"ok": True, "pid": os.getpid(), "paddle": self._warmth.paddle, "reason": self._warmth.reason}
+        if value.get("op") != "start":
+            return _error("op must be start or ping")
+        try:
+            request = child.to_start_request(value)
+            if request.is_forked and self._warmth.paddle is None:
+                request = _executed(request)
+            pid = start_worker(request, base_environment=self._base_environment)
+        except child.BadRequest as error:
+            return _error(str(error))
+        except OSError as error:
+            return _error(f"cannot start: {error}")
+        if pid is None:
+            return {"ok": True, "duplicate": True}
+        self._reaper.shims[pid] = request.directory
+        return {"ok": True, "shim_pid": pid}
+
+
+def _executed(request: child.StartRequest) -> child.StartRequest:
+    """Without Paddle in memory there is nothing to gain by a fork: the script gets a fresh interpreter."""
+    return child.StartRequest(
+        directory=request.directory,
+        member=request.member,
+        nonce=request.nonce,
+        environment=request.environment,
+        working_directory=request.working_directory,
+        script=request.script,
+        args=request.args,
+        command=None,
+        interpreter=sys.executable,
+    )
+
+
+def _error(text: str) -> dict[str, Any]:
+    return {"ok": False, "error": text}
+
+
+def listen(path: str) -> socket.socket:
+    """A listening socket at ``path``. Raises OSError; EADDRINUSE if a living zygote answers there."""
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX - 16:
+        raise OSError(errno.ENAMETOOLONG, f"a socket's path has at most {SOCKET_PATH_BYTES_MAX - 16} bytes", path)
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            pass
+        else:
+            raise OSError(errno.EADDRINUSE, "a zygote answers there already", path)
+    listener = socket.socket(socket.AF_UNIX)
+    temporary = Path(f"{path}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    listener.bind(str(temporary))
+    temporary.chmod(0o600)
+    listener.listen(512)
+    temporary.rename(path)  # announced only now that it listens
+    return listener
+
+
+def _raise_descriptor_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tidewright.elastic.zygote", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--socket", required=True, metavar="PATH", help="where to listen")
+    parser.add_argument(
+        "--preload", action="append", default=[], metavar="MODULE", help="import this too; repeatable"
+    )
+    options = parser.parse_args()
+    began = time.monotonic()
+    base_environment = dict(os.environ)
+    os.environ.update(OMP_NUM_THREADS="1", PADDLE_TRAINER_ID="0")  # more than one thread, and forking is not safe
+    os.environ.setdefault("GLOG_minloglevel", "2")
+    _raise_descriptor_limit()
+    set_subreaper()
+    warmth = warm_up(options.preload)
+    gc.collect()
+    gc.freeze()  # a collection in a child would touch, and so copy, every page
+    try:
+        listener = listen(options.socket)
+    except OSError as error:
+        sys.stderr.write(f"zygote: {options.socket}: {error.strerror}\n")
+        return 1
+    said = f"paddle {warmth.paddle}" if warmth.paddle else warmth.reason
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    seconds = time.monotonic() - began
+    sys.stdout.write(f"zygote {os.getpid()} listens, {said}, {threads} thread(s), {seconds:.1f} s\n")
+    sys.stdout.flush()
+    Zygote(listener, warmth, base_environment).run()
+    Path(options.socket).unlink(missing_ok=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
