@@ -1,1 +1,1 @@
-"""Decisions of metrics: pure functions and values."""
+"""Decisions of metrics: which sample counts, what a window amounts to, which points of a curve stay."""

@@ -1,1 +1,1 @@
-"""Decisions of scaling: pure functions and values."""
+"""Decisions of scaling: what continuity is, and how many workers a job would use well."""
