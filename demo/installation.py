@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,8 +35,8 @@ class Installation:
     slots: int
     settings: dict[str, float]
     """overrides for ``tide up --set``"""
-    state: Path = field(default_factory=lambda: fresh_state())
-    port: int = field(default_factory=lambda: free_port())
+    state: Path
+    port: int
     marker: str = field(default_factory=lambda: uuid.uuid4().hex)
     _up: subprocess.Popen[bytes] | None = None
     _recorder: subprocess.Popen[bytes] | None = None
@@ -210,7 +209,7 @@ def free_port() -> int:
 
 def fresh_state() -> Path:
     """A new folder with a short path: the socket of Postgres has to fit into 107 bytes."""
-    return Path(tempfile.mkdtemp(prefix="tidewright-demo-", dir="/tmp"))  # noqa: S108
+    return Path(tempfile.mkdtemp(prefix="tidewright-demo-", dir="/tmp"))
 
 
 def tail(path: Path, lines: int) -> Sequence[str]:
@@ -219,13 +218,3 @@ def tail(path: Path, lines: int) -> Sequence[str]:
         return path.read_text(errors="replace").splitlines()[-lines:]
     except OSError:
         return []
-
-
-def wait_until(true: Callable[[], bool], seconds: float) -> bool:
-    """Poll until it is true; False if it was not in time."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
