@@ -16,7 +16,7 @@ from typing import Any, Final
 import httpx
 
 from demo.record import PROCESSES, Process, read_processes
-from demo.recorder import MARKER_VARIABLE
+from demo.recorder import MARKER_VARIABLE, command_of
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOWN_SECONDS: Final = 40.0
@@ -122,8 +122,8 @@ class Installation:
 
     def process(self, matches: Callable[[str], bool]) -> Process | None:
         """The oldest living process of the run, no worker, whose command line matches."""
-        commands, members = read_processes(self.record)
-        found = [p for p, command in commands.items() if p not in members and matches(command) and is_alive(p)]
+        known, members = read_processes(self.record)
+        found = [p for p in known if p not in members and is_alive(p) and matches(command_of(p.pid))]
         return min(found, key=lambda p: (p.start, p.pid), default=None)
 
     def stop(self) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from demo.record import EVENTS, PROCESSES, RUN, Process
 
-MARKER_VARIABLE: Final = "TIDE_DEMO_RUN"
+MARKER_VARIABLE: Final = "TIDEWRIGHT_DEMO_RUN"
 SAMPLE_SECONDS: Final = 0.25
 _COPIED: Final = ("ledger.jsonl", "log")
 _LOOKS: Final = 20
@@ -49,13 +49,13 @@ class Seen:
         by_pid = {process.pid: process for process in everyone}
         new = [p for p in everyone if p not in self.known and self._is_ours(p)]
         for process in new:
-            self.known[process] = _command(process.pid)
+            self.known[process] = command_of(process.pid)
         found = True
         while found:
             found = False
             for process, (_, parent) in everyone.items():
                 if process not in self.known and by_pid.get(parent) in self.known:
-                    self.known[process] = _command(process.pid)
+                    self.known[process] = command_of(process.pid)
                     new.append(process)
                     found = True
         return {process: state for process, (state, _) in everyone.items() if process in self.known}, new
@@ -225,7 +225,8 @@ def _all_processes() -> Iterator[tuple[Process, str, int]]:
         yield Process(int(entry.name), int(fields[19])), fields[0].decode(), int(fields[1])
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
+    """The first 200 characters of its command line; between fork and exec, that of its parent."""
     try:
         return Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
     except OSError:
