@@ -15,9 +15,9 @@ _SAID_AS: Final = {SLOT: "slots", NVIDIA_GPU: "GPUs"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeverFits:
-    """Why no arrangement of this cluster holds the gang. ``role`` is the one that is too large."""
+    """Why no arrangement of this cluster holds the gang. ``field``: JSON pointer to what is too large."""
 
-    role: str
+    field: str
     detail: str
     way_out: str
 
@@ -62,14 +62,14 @@ def _role_never_fits(role: RoleRequest, *, count: int, capacity: CapacityObserve
     names = f"the largest node is {say_node(largest)}" if largest is not None else "no node has been reported"
     if most == 0:
         detail = f"no node can hold one {role.name}: it needs {say_resources(role.resources)}; {names}"
-        way_out = "ask for less per worker"
+        field, way_out = "/resources", "ask for less per worker"
     else:
         detail = (
             f"the cluster can hold at most {most} of these {role.name}s at once, and the job needs at least "
             f"{count}; each needs {say_resources(role.resources)}; {names}"
         )
-        way_out = f"lower workers_min to at most {most}, or ask for less per worker"
-    return NeverFits(role=role.name, detail=detail, way_out=f"{way_out}, or submit with allow_unsatisfiable=true")
+        field, way_out = "/workers_min", f"lower workers_min to at most {most}, or ask for less per worker"
+    return NeverFits(field=field, detail=detail, way_out=f"{way_out}, or submit with allow_unsatisfiable=true")
 
 
 def largest_node(capacity: CapacityObserved) -> Node | None:

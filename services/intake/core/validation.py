@@ -70,7 +70,7 @@ def judge(
     errors += _environment_errors(body.environment)
     mode = body.mode or _default_mode(body)
     size = _size_of(body, mode)
-    resources = _resources_of(body.resources, accelerator=accelerator)
+    resources = _resources_of(body.resources, accelerator=accelerator, is_local=is_local)
     errors += [*size] if isinstance(size, list) else []
     errors += [*resources] if isinstance(resources, list) else []
     errors += _restart_errors(body)
@@ -234,7 +234,8 @@ def size_errors(size: Size) -> list[Invalid]:
     return []
 
 
-def _resources_of(wanted: WorkerResources, *, accelerator: str) -> Resources | list[Invalid]:
+def _resources_of(wanted: WorkerResources, *, accelerator: str, is_local: bool) -> Resources | list[Invalid]:
+    """Shared memory counts only where a worker has its own: processes of one machine all see the machine's."""
     amounts = {accelerator: wanted.accelerators * MILLI}
     errors: list[Invalid] = []
     for name, value in ((CPU, wanted.cpu), (MEMORY, wanted.memory), (SHM, wanted.shm)):
@@ -243,7 +244,7 @@ def _resources_of(wanted: WorkerResources, *, accelerator: str) -> Resources | l
         amount = parse_quantity(value, unit=UNIT_OF[name])
         if isinstance(amount, BadQuantity):
             errors.append(Invalid(field=f"/resources/{name}", detail=amount.detail, way_out=amount.way_out))
-        else:
+        elif name != SHM or not is_local:
             amounts[name] = amount
     return errors or Resources(amounts)
 
@@ -349,7 +350,7 @@ def _local_warnings(body: SubmitJob) -> list[str]:
     if body.secrets:
         warnings.append(f"secrets: {here}; pass values through environment")
     if body.resources.shm is not None:
-        warnings.append("resources.shm: counted, but not limited where workers are processes of this machine")
+        warnings.append(f"resources.shm: {here}; workers share the machine's shared memory")
     return warnings
 
 

@@ -1,0 +1,55 @@
+"""Request bodies: JSON or YAML by content type, to a validated model; errors name the field and the way out."""
+
+import json
+from hashlib import sha256
+from typing import Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from schemas.api.jobs import Invalid
+from services.intake.http.documents import Limits, read_json, read_yaml
+from shared.errors import Rejected
+from shared.problems import Unprocessable, to_unprocessable
+
+JSON_TYPES: Final = ("application/json", "application/merge-patch+json")
+YAML_TYPES: Final = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
+M = TypeVar("M", bound=BaseModel)
+
+
+async def read_body(request: Request, model: type[M], *, limits: Limits, may_be_empty: bool = False) -> M:
+    """Raises Rejected (400, 415) or Unprocessable (422, all fields that are wrong)."""
+    body = await request.body()
+    if not body.strip():
+        if may_be_empty:
+            return model()
+        raise Rejected(400, "empty_body", "the body is empty", way_out="send one JSON or YAML object")
+    return parse(body, content_type=request.headers.get("content-type", ""), model=model, limits=limits)
+
+
+def parse(body: bytes, *, content_type: str, model: type[M], limits: Limits) -> M:
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind in YAML_TYPES:
+        value = read_yaml(body, limits=limits)
+        text = json.dumps(value).encode()
+    elif kind in JSON_TYPES or not kind:
+        value, text = read_json(body, limits=limits), body
+    else:
+        raise Rejected(
+            415,
+            "unsupported_media_type",
+            f"bodies of type {kind[:80]} are not understood",
+            way_out="Content-Type: application/json or application/yaml",
+        )
+    if not isinstance(value, dict):
+        raise Unprocessable([Invalid(field="", detail="is not an object", way_out="send fields and their values")])
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as exc:
+        raise to_unprocessable(exc, model) from exc
+
+
+def hash_of(model: BaseModel, *context: str) -> bytes:
+    """The same for equal requests, whatever their spelling: of the parsed body, and what else decides."""
+    canonical = json.dumps(model.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return sha256("\n".join((canonical, *context)).encode()).digest()
