@@ -1,0 +1,236 @@
+"""Queueing's memory: every open workload, indexed so that a plan costs shapes and not jobs.
+
+The only mutable thing in this core. It is built from saved rows and changed by steps of the ledger; what changed
+since the last ``take_changes`` is what has to be saved.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from schemas.events.job import RoleRequest
+from schemas.vocabulary import JobId, PriorityClass, QueueName, TenantName, UserName
+from services.queueing.core import ledger
+from services.queueing.core.values import (
+    Capacity,
+    Parked,
+    Promise,
+    Rules,
+    Standing,
+    View,
+    Workload,
+)
+
+_MINUTE: Final = 60.0
+_LONG_AGO: Final = float("-inf")
+Shape: TypeAlias = tuple[PriorityClass, QueueName, TenantName, UserName, int, int, tuple[RoleRequest, ...]]
+"""What makes two waiting workloads equal for ``plan``: class, queue, owner, workers range, roles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What a commit must save. ``promises`` and ``capacity`` are None where they did not change."""
+
+    workloads: tuple[Workload, ...] = ()
+    closed: tuple[Workload, ...] = ()
+    promises: tuple[Promise, ...] | None = None
+    capacity: Capacity | None = None
+    parked: tuple[Parked, ...] = ()
+    unparked: tuple[int, ...] = ()
+
+
+class Book:
+    """All open workloads. Costs: ``put`` O(log line), ``view`` O(active + lines)."""
+
+    def __init__(self) -> None:
+        self.workloads: Final[dict[JobId, Workload]] = {}
+        self.promises: dict[JobId, Promise] = {}
+        self.capacity: Capacity | None = None
+        self.parked: list[Parked] = []
+        self.pending: Final[dict[tuple[QueueName, PriorityClass], int]] = {}
+        self.tenants: Final[dict[QueueName, TenantName]] = {}
+        self.explained: Final[dict[JobId, float]] = {}
+        """Waiting workloads that a plan gave a reason, and when: seconds of the monotonic clock."""
+        self.paused: Final[dict[JobId, None]] = {}
+        """Workloads that back off."""
+        self.orders = 0
+        self.starts: Final[deque[tuple[float, QueueName]]] = deque()
+        self._ordinals = 0
+        self._active: Final[dict[JobId, None]] = {}
+        self._lines: Final[dict[Shape, list[JobId]]] = {}
+        self._changed: Final[dict[JobId, Workload]] = {}
+        self._promises_changed = False
+        self._capacity_changed = False
+        self._newly_parked: list[Parked] = []
+        self._unparked: list[int] = []
+
+    @classmethod
+    def restored(
+        cls,
+        *,
+        workloads: Iterable[Workload],
+        promises: Iterable[Promise],
+        capacity: Capacity | None,
+        parked: Iterable[Parked],
+        now: float,
+    ) -> "Book":
+        """From saved rows. Durations that were running start anew, as seconds of this process's clock."""
+        book = cls()
+        for workload in workloads:
+            book.put(_with_clocks(workload, now))
+        book.promises = {promise.job_id: promise for promise in promises}
+        book.capacity = capacity
+        book.parked = sorted(parked, key=lambda p: p.ordinal)
+        book._ordinals = max((p.ordinal for p in book.parked), default=0)
+        book.orders = max((w.order for w in book.workloads.values()), default=0)
+        book.take_changes()
+        return book
+
+    def put(self, workload: Workload) -> None:
+        """Add or replace; a closed workload leaves the memory."""
+        before = self.workloads.get(workload.job_id)
+        if before is workload:
+            return
+        self._changed[workload.job_id] = workload
+        if before is not None:
+            self._unindex(before)
+        if workload.standing is Standing.CLOSED:
+            self.workloads.pop(workload.job_id, None)
+            self.explained.pop(workload.job_id, None)
+            return
+        self.workloads[workload.job_id] = workload
+        self._index(workload)
+
+    def set_promises(self, promises: Iterable[Promise]) -> None:
+        promised = {promise.job_id: promise for promise in promises}
+        if promised != self.promises:
+            self.promises = promised
+            self._promises_changed = True
+
+    def set_capacity(self, capacity: Capacity) -> None:
+        self.capacity = capacity
+        self._capacity_changed = True
+
+    def park(self, job_id: JobId, word: "Parked") -> None:
+        """Keep a word until its capacity revision has come; ``word.ordinal`` is set here."""
+        self._ordinals += 1
+        kept = replace(word, job_id=job_id, ordinal=self._ordinals)
+        self.parked.append(kept)
+        self._newly_parked.append(kept)
+
+    def take_parked(self) -> tuple[Parked, ...]:
+        """All parked words in their order; those that still have to wait are parked again."""
+        words, self.parked = tuple(self.parked), []
+        self._unparked.extend(word.ordinal for word in words)
+        return words
+
+    def view(self, rules: Rules) -> View:
+        """What ``plan`` decides on."""
+        promised: dict[Shape, list[JobId]] = {}
+        for job_id in self.promises:
+            workload = self.workloads.get(job_id)
+            if workload is not None and workload.claims:
+                promised.setdefault(shape_of(workload), []).append(job_id)
+        return View(
+            capacity=self.capacity,
+            active=tuple(self.workloads[job_id] for job_id in sorted(self._active)),
+            lines=tuple(
+                tuple(self.workloads[job_id] for job_id in self._front(shape, promised.get(shape, ()), rules))
+                for shape in self._lines
+            ),
+            promises=tuple(self.promises.values()),
+            rules=rules,
+        )
+
+    def lines(self) -> Iterable[tuple[Shape, list[JobId]]]:
+        """Every line, with its jobs in order."""
+        return self._lines.items()
+
+    def note_start(self, queue: QueueName, now: float) -> None:
+        self.starts.append((now, queue))
+
+    def starts_per_minute(self, queue: QueueName, now: float) -> int:
+        """Admissions of the last minute."""
+        while self.starts and now - self.starts[0][0] > _MINUTE:
+            self.starts.popleft()
+        return sum(1 for _, started in self.starts if started == queue)
+
+    def take_changes(self) -> Changes:
+        """What changed since the last call."""
+        parked_now = {word.ordinal for word in self.parked}
+        changed = self._changed.values()
+        changes = Changes(
+            workloads=tuple(w for w in changed if w.standing is not Standing.CLOSED),
+            closed=tuple(w for w in changed if w.standing is Standing.CLOSED),
+            promises=tuple(self.promises.values()) if self._promises_changed else None,
+            capacity=self.capacity if self._capacity_changed else None,
+            parked=tuple(word for word in self._newly_parked if word.ordinal in parked_now),
+            unparked=tuple(self._unparked),
+        )
+        self._changed.clear()
+        self._promises_changed = self._capacity_changed = False
+        self._newly_parked, self._unparked = [], []
+        return changes
+
+    def _front(self, shape: Shape, promised: Iterable[JobId], rules: Rules) -> list[JobId]:
+        front = self._lines[shape][: rules.line_length]
+        return sorted(dict.fromkeys((*front, *promised))) if promised else front
+
+    def _index(self, workload: Workload) -> None:
+        job_id = workload.job_id
+        if any(ledger.charge_of(workload)):
+            self._active[job_id] = None
+        if workload.back_off_seconds > 0:
+            self.paused[job_id] = None
+        if workload.claims:
+            insort(self._lines.setdefault(shape_of(workload), []), job_id)
+            if workload.waiting is not None:
+                self.explained.setdefault(job_id, _LONG_AGO)
+        else:
+            self.explained.pop(job_id, None)
+        if _is_pending(workload):
+            key = (workload.queue, workload.priority)
+            self.pending[key] = self.pending.get(key, 0) + 1
+            self.tenants[workload.queue] = workload.tenant
+
+    def _unindex(self, workload: Workload) -> None:
+        job_id = workload.job_id
+        self._active.pop(job_id, None)
+        self.paused.pop(job_id, None)
+        if workload.claims:
+            shape = shape_of(workload)
+            line = self._lines[shape]
+            del line[bisect_left(line, job_id)]
+            if not line:
+                del self._lines[shape]
+        if _is_pending(workload):
+            self.pending[workload.queue, workload.priority] -= 1
+
+
+def shape_of(workload: Workload) -> Shape:
+    request = workload.request
+    return (
+        request.priority,
+        workload.queue,
+        workload.tenant,
+        workload.user,
+        request.workers_min,
+        request.workers_max,
+        workload.roles,
+    )
+
+
+def _is_pending(workload: Workload) -> bool:
+    return workload.standing is Standing.WAITING and not workload.request.held
+
+
+def _with_clocks(workload: Workload, now: float) -> Workload:
+    has_started = workload.standing is Standing.RUNNING and workload.started_attempt == workload.attempt
+    return replace(
+        workload,
+        back_off_until=now + workload.back_off_seconds if workload.back_off_seconds > 0 else None,
+        started_at=now if has_started else None,
+        checkpointed_at=None,
+    )

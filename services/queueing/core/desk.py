@@ -1,0 +1,185 @@
+"""Plan's working state: the view with the decisions so far, and the room that is left beside them.
+
+Workloads here are values made by the ledger's own steps, so a decision charges in a plan what it will charge when it
+is carried out. What a plan decided is the difference between the workloads at its end and at its beginning.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from schemas.events.allocation import Reason
+from schemas.vocabulary import FlavorName, JobId
+from services.queueing.core import ledger
+from services.queueing.core.gang import members_at
+from services.queueing.core.ordering import is_ahead, urgency_order
+from services.queueing.core.placement import Claim, Members, Room, Site, place, reserve
+from services.queueing.core.values import (
+    Capacity,
+    Decision,
+    Evict,
+    Grant,
+    Promise,
+    Resize,
+    Standing,
+    View,
+    Workload,
+)
+
+
+class Desk:
+    """One plan at work. Nothing outlives the call of ``plan``."""
+
+    def __init__(self, view: View, capacity: Capacity, *, now: float) -> None:
+        heads = [workload for line in view.lines for workload in line]
+        known = sorted((*view.active, *heads), key=urgency_order)
+        self.now: Final = now
+        self.rules: Final = view.rules
+        self.capacity: Final = capacity
+        self.before: Final = {workload.job_id: workload for workload in known}
+        self.workloads: Final = dict(self.before)
+        self.promises: Final = {promise.job_id: promise for promise in view.promises}
+        self.sites: Final = _sites(capacity, known)
+        self.reasons: Final[dict[JobId, Reason]] = {}
+        self.due_seconds: float | None = None
+        self._rooms: Final[dict[tuple[FlavorName, bool], Room]] = {}
+
+    # -- what is left ---------------------------------------------------------------------------------------------
+    def room_now(self, flavor: FlavorName) -> Room:
+        """Beside all that is charged: what may be granted."""
+        return self._room(flavor, charged=True)
+
+    def room_coming(self, flavor: FlavorName) -> Room:
+        """Beside all that is granted: what there will be once everything that is leaving has left."""
+        return self._room(flavor, charged=False)
+
+    def room_if(self, flavor: FlavorName, changed: Mapping[JobId, Workload]) -> Room:
+        """``room_coming`` if these workloads stood as given."""
+        workloads = (changed.get(job_id, workload) for job_id, workload in self.workloads.items())
+        return self.sites[flavor].room(c for w in workloads for c in _claims(w, flavor, charged=False))
+
+    def beside_promises(self, room: Room, flavor: FlavorName, promises: tuple[Promise, ...]) -> Room:
+        """``room`` less what is promised, in this order; a promise that is not covered takes what it can."""
+        for promise in promises:
+            room = reserve(room, self.vectors(promise.job_id, promise.members, flavor))
+        return room
+
+    def keeps_promises(self, flavor: FlavorName, promises: tuple[Promise, ...], room: Room) -> bool:
+        """Whether ``room`` can hold all these promises, in this order."""
+        for promise in promises:
+            left = place(room, self.vectors(promise.job_id, promise.members, flavor))
+            if left is None:
+                return False
+            room = left
+        return True
+
+    def vectors(self, job_id: JobId, members: tuple[int, ...], flavor: FlavorName) -> Members:
+        site = self.sites[flavor]
+        roles = self.workloads[job_id].roles
+        return tuple((site.vector(role.resources), n) for role, n in zip(roles, members, strict=True))
+
+    def flavors_for(self, workload: Workload) -> tuple[FlavorName, ...]:
+        """Flavors that have nodes, the promised one first, else by name."""
+        promise = self.promises.get(workload.job_id)
+        promised = promise.flavor if promise else None
+        names = sorted(name for name, site in self.sites.items() if site.open)
+        return tuple(sorted(names, key=lambda name: (name != promised, name)))
+
+    def promises_by_urgency(self) -> tuple[Promise, ...]:
+        return tuple(
+            sorted(self.promises.values(), key=lambda promise: urgency_order(self.workloads[promise.job_id]))
+        )
+
+    # -- decisions ------------------------------------------------------------------------------------------------
+    def admit(self, workload: Workload, flavor: FlavorName, workers: int, reason: Reason) -> None:
+        step = ledger.grant(workload, workers=workers, flavor=flavor, order=_NEWEST, reason=reason)
+        self.promises.pop(workload.job_id, None)
+        self._put(step.workload, reason)
+
+    def resize(self, workload: Workload, workers: int, reason: Reason, *, size_before: int) -> None:
+        step = ledger.resize(workload, workers=workers, reason=reason, size_before=size_before)
+        self._put(step.workload, reason)
+
+    def evict(self, workload: Workload, reason: Reason) -> None:
+        self._put(ledger.evict(workload, reason=reason, requeue=True).workload, reason)
+
+    def is_admitted_here(self, workload: Workload) -> bool:
+        """True for what this very plan has granted."""
+        return self.before[workload.job_id].standing is Standing.WAITING
+
+    def note_due(self, seconds: float) -> None:
+        self.due_seconds = seconds if self.due_seconds is None else min(self.due_seconds, seconds)
+
+    def decisions(self) -> tuple[Decision, ...]:
+        """What makes room first, then what takes it, each by urgency."""
+        made = [
+            decision
+            for job_id, workload in self.workloads.items()
+            if (decision := self._decision(self.before[job_id], workload)) is not None
+        ]
+        return tuple(sorted(made, key=lambda d: (isinstance(d, Grant), urgency_order(self.before[d.job_id]))))
+
+    def _decision(self, before: Workload, after: Workload) -> Decision | None:
+        if after is before:
+            return None
+        reason = self.reasons[after.job_id]
+        if before.standing is Standing.WAITING:
+            assert after.flavor is not None
+            return Grant(job_id=after.job_id, flavor=after.flavor, workers=after.workers, reason=reason)
+        if after.standing is Standing.DRAINING:
+            return Evict(job_id=after.job_id, reason=reason)
+        if after.workers == before.workers:
+            return None
+        return Resize(job_id=after.job_id, workers=after.workers, reason=reason, size_before=after.size_before)
+
+    def _put(self, workload: Workload, reason: Reason) -> None:
+        self.workloads[workload.job_id] = workload
+        self.reasons[workload.job_id] = reason
+        self._rooms.clear()
+
+    def _room(self, flavor: FlavorName, *, charged: bool) -> Room:
+        key = (flavor, charged)
+        if key not in self._rooms:
+            claims = (c for w in self.workloads.values() for c in _claims(w, flavor, charged=charged))
+            self._rooms[key] = self.sites[flavor].room(claims)
+        return self._rooms[key]
+
+
+_NEWEST: Final = 2**62
+"""Order of an admission that is not carried out yet."""
+
+
+def promises_ahead(desk: Desk, workload: Workload, flavor: FlavorName) -> tuple[Promise, ...]:
+    """Promises that come before ``workload``: those to more urgent claimants, and those that came out of it."""
+    return tuple(
+        promise
+        for promise in desk.promises_by_urgency()
+        if promise.flavor == flavor
+        and promise.job_id != workload.job_id
+        and (is_ahead(desk.workloads[promise.job_id], workload) or workload.job_id in promise.origins)
+    )
+
+
+def with_members(workload: Workload, workers: int, flavor: FlavorName) -> Workload:
+    """The workload as if it were granted so many workers: for looking at the room that would be left."""
+    return replace(workload, granted=members_at(workload, workers), flavor=flavor)
+
+
+def _sites(capacity: Capacity, workloads: list[Workload]) -> dict[FlavorName, Site]:
+    names = {name for node in capacity.nodes for name in node.allocatable}
+    names |= {name for workload in workloads for role in workload.roles for name in role.resources}
+    flavors = {node.flavor for node in capacity.nodes}
+    flavors |= {workload.flavor for workload in workloads if workload.flavor is not None}
+    ordered = tuple(sorted(names))
+    return {flavor: Site(flavor, capacity, names=ordered) for flavor in sorted(flavors)}
+
+
+def _claims(workload: Workload, flavor: FlavorName, *, charged: bool) -> tuple[Claim, ...]:
+    if workload.flavor != flavor:
+        return ()
+    counts = ledger.charge_of(workload) if charged else workload.granted
+    return tuple(
+        Claim(job_id=workload.job_id, role=role.name, size=role.resources, count=count)
+        for role, count in zip(workload.roles, counts, strict=True)
+        if count > 0
+    )

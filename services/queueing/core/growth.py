@@ -1,0 +1,72 @@
+"""Who grows into idle room: jobs that run below the size they want, class by class, one worker at a time."""
+
+from schemas.events.allocation import Reason
+from services.queueing.core import ledger, reasons
+from services.queueing.core.desk import Desk, with_members
+from services.queueing.core.gang import wanted_workers
+from services.queueing.core.ordering import growing_order
+from services.queueing.core.placement import place
+from services.queueing.core.values import Promise, Standing, Workload
+
+
+def grow_class(desk: Desk, urgency: int) -> None:
+    """Hand idle room to running jobs of one class until none can take another worker.
+
+    Among them the one with the fewest workers is next. Cost: O(workers handed out) looks at the room.
+    """
+    growing = [job_id for job_id, w in desk.workloads.items() if w.priority.urgency == urgency and may_grow(desk, w)]
+    while growing:
+        job_id = min(growing, key=lambda j: growing_order(desk.workloads[j], workers=desk.workloads[j].workers))
+        workload = desk.workloads[job_id]
+        if workload.workers < wanted_workers(workload) and has_room_for_one(desk, workload):
+            desk.resize(workload, workload.workers + 1, _reason(desk, workload), size_before=workload.size_before)
+        else:
+            growing.remove(job_id)
+
+
+def may_grow(desk: Desk, workload: Workload) -> bool:
+    """Running, resizable (or admitted just now), below what it wants, not backing off, not shrunk in this plan."""
+    before = desk.before[workload.job_id]
+    return (
+        workload.standing is Standing.RUNNING
+        and (workload.is_resizable or desk.is_admitted_here(workload))
+        and workload.back_off_seconds == 0
+        and workload.workers < wanted_workers(workload)
+        and (desk.is_admitted_here(workload) or workload.workers >= before.workers)
+    )
+
+
+def has_room_for_one(desk: Desk, workload: Workload) -> bool:
+    """Whether one more worker fits into what is free and not promised, and every such promise stays covered."""
+    flavor = workload.flavor
+    assert flavor is not None
+    promises = promises_before_growth(desk, workload)
+    grown = with_members(workload, workload.workers + 1, flavor)
+    more = tuple(after - now for after, now in zip(ledger.charge_of(grown), ledger.charge_of(workload), strict=True))
+    free = desk.beside_promises(desk.room_now(flavor), flavor, promises)
+    if place(free, desk.vectors(workload.job_id, more, flavor)) is None:
+        return False
+    return not promises or desk.keeps_promises(flavor, promises, desk.room_if(flavor, {workload.job_id: grown}))
+
+
+def promises_before_growth(desk: Desk, workload: Workload) -> tuple[Promise, ...]:
+    """Growth yields to promises of its own class and higher ones, to those that came out of the job itself, and to
+    those of lower classes that somebody was shrunk or evicted for: a victim's room goes to its claimant.
+    """
+    return tuple(
+        promise
+        for promise in desk.promises_by_urgency()
+        if promise.flavor == workload.flavor
+        and (
+            desk.workloads[promise.job_id].priority.urgency >= workload.priority.urgency
+            or workload.job_id in promise.origins
+            or promise.origins
+        )
+    )
+
+
+def _reason(desk: Desk, workload: Workload) -> Reason:
+    """Why it gets one worker more; for a job admitted in this plan the reason of its admission stays."""
+    if desk.is_admitted_here(workload):
+        return desk.reasons[workload.job_id]
+    return reasons.growth(desk.before[workload.job_id], workload.workers + 1)
