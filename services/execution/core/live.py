@@ -93,7 +93,7 @@ def note_live_ends(turn: Turn) -> None:
 
 
 def finish_live(turn: Turn) -> None:
-    """Training is complete: the group's members end by themselves, within their phases' limits; others are stopped."""
+    """Training is complete: the group's members end by themselves, within their limits; others are stopped."""
     running = turn.job.running
     withdraw_offers(turn)
     _end_stuck(turn)

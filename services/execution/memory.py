@@ -1,0 +1,102 @@
+"""What execution holds in memory: jobs as they are committed, beside them what was heard and seen of their members."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from schemas.vocabulary import JobId, MemberName
+from services.execution.core.seen import Process, Report, Seen, StartError
+from services.execution.core.state import Checkpoint, Job, Member
+from services.execution.store import StoredJob, is_active
+
+
+@dataclass(slots=True)
+class JobView:
+    """One active job. ``stored`` changes only after a commit; the rest is volatile."""
+
+    stored: StoredJob
+    reports: dict[MemberName, Report] = field(default_factory=dict)
+    processes: dict[MemberName, Process] = field(default_factory=dict)
+    asking: dict[MemberName, str] = field(default_factory=dict)
+    start_errors: dict[MemberName, StartError] = field(default_factory=dict)
+    since: dict[str, float] = field(default_factory=dict)
+    checkpoint: Checkpoint | None = None
+    """newest whole one of the applied line, looked up when a group must begin without anyone's state"""
+    words: list[Checkpoint] = field(default_factory=list)
+    """announced by members and not yet in the catalogue"""
+    announced_at: float = float("-inf")
+    failure: tuple[int, int, str] | None = None
+    failure_at: float = float("-inf")
+
+    @property
+    def job(self) -> Job:
+        return self.stored.job
+
+    def seen(self, *, stores: frozenset[int], settled: bool, now: float, interval: float) -> Seen:
+        """One look. ``interval``: seconds between two announcements of checkpoints."""
+        newest = max(self.words, key=lambda c: (c.step, c.generation), default=None)
+        return Seen(
+            reports=self.reports,
+            processes=self.processes,
+            asking=self.asking,
+            start_errors=self.start_errors,
+            stores=stores,
+            settled=settled,
+            checkpoint=self.checkpoint,
+            checkpoint_word=newest if now - self.announced_at >= interval else None,
+            checkpoint_failure=self.failure if now - self.failure_at >= interval else None,
+        )
+
+
+class Memory:
+    """All active jobs. ``wake`` is set whenever something happened that a decision may depend on."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[JobId, JobView] = {}
+        self.wake = asyncio.Event()
+        self.settled = False
+        self.is_loaded = False
+
+    def reload(self, stored: Iterable[StoredJob]) -> None:
+        """Replace what is committed; what was heard and seen of jobs that are still there is kept."""
+        before = self.jobs
+        self.jobs = {}
+        for item in stored:
+            view = before.get(item.job.job_id)
+            if view is None:
+                view = JobView(stored=item)
+            view.stored = item
+            self.jobs[item.job.job_id] = view
+        self.is_loaded = True
+        self.wake.set()
+
+    def commit(self, stored: StoredJob) -> None:
+        """Make a committed job visible, or forget it when there is nothing left to look after."""
+        job_id = stored.job.job_id
+        view = self.jobs.get(job_id)
+        if not is_active(stored.job):
+            self.jobs.pop(job_id, None)
+            return
+        if view is None:
+            self.jobs[job_id] = JobView(stored=stored)
+            return
+        view.stored = stored
+        names = {member.name for member in stored.job.members}
+        for mapping in (view.reports, view.processes, view.asking, view.start_errors):
+            for name in [n for n in mapping if n not in names]:
+                mapping.pop(name)
+
+    def view_of(self, name: MemberName) -> JobView | None:
+        return self.jobs.get(JobId(name.partition("/")[0]))
+
+    def member(self, name: MemberName) -> Member | None:
+        view = self.view_of(name)
+        return view.job.member(name) if view is not None else None
+
+    def report(self, name: MemberName, **changes: object) -> Report | None:
+        """Change a member's report; None if it has none."""
+        view = self.view_of(name)
+        if view is None or name not in view.reports:
+            return None
+        view.reports[name] = replace(view.reports[name], **changes)  # type: ignore[arg-type]  # checked by the fields
+        return view.reports[name]
