@@ -1,1 +1,1 @@
-"""Starts an installation: ``tide up``, ``tide down``, ``tide service``. Consumes and publishes nothing, owns no table."""
+"""Starts and stops an installation: ``tide up|down|service``. Consumes and publishes nothing, owns no table."""

@@ -19,7 +19,6 @@ from services.launch.record import write_json
 _LIVING: Final = ("Starting", "Running", "Draining")
 _WAITING: Final = ("Queued",)
 _TRIES: Final = 3
-_RELEASE_SECONDS: Final = 20.0
 REASON_DOWN: Final = "tide down"
 REASON_UP: Final = "tide up"
 
@@ -39,17 +38,17 @@ def stop_jobs(url: str, state: Path, *, seconds: float, impatient: Callable[[], 
     waiting early. Cost: one request a job.
     """
     deadline = time.monotonic() + seconds
-    held = 0
+    held: set[str] = set()
     with httpx.Client(base_url=url, timeout=10.0, trust_env=False) as client:
-        running = list(_jobs(client, _LIVING))
-        if not running:
-            return Stopped(held=0, running=0)
-        for phases in (_WAITING, _LIVING):
-            for job in _jobs(client, phases):
-                held += _hold(client, state, job)
-        while (left := sum(1 for _ in _jobs(client, _LIVING))) and time.monotonic() < deadline and not impatient():
+        while living := list(_jobs(client, _LIVING)):
+            fresh = [job for job in living if job["phase"] != "Draining" and job["id"] not in held]
+            for job in [*(_jobs(client, _WAITING) if fresh else ()), *fresh]:
+                if _hold(client, state, job):
+                    held.add(str(job["id"]))
+            if time.monotonic() > deadline or impatient():
+                break
             time.sleep(0.2)
-    return Stopped(held=held, running=left)
+    return Stopped(held=len(held), running=len(living))
 
 
 def release_jobs(url: str, state: Path) -> int:

@@ -143,7 +143,7 @@ def zygote_part(state: Path, settings: LaunchSettings) -> ChildPart:
 
 
 def services_part(state: Path, settings: LaunchSettings, environment: Mapping[str, str]) -> ChildPart:
-    """The five services in one process. Never adopted: training goes on while it starts anew, with today's settings."""
+    """The five services in one process. Never adopted: it starts anew with today's settings; training goes on."""
     return ChildPart(
         name="the services",
         command=[sys.executable, "-m", "services.launch.process"],

@@ -1,5 +1,9 @@
 """Limits of the launcher: environment ``TIDE_LAUNCH_*``."""
 
+from typing import Annotated
+
+from pydantic import Field
+
 from shared.settings import Positive, SectionSettings
 
 
@@ -22,5 +26,5 @@ class LaunchSettings(SectionSettings):
     """Back-off between two starts of what ends again and again."""
     steady_seconds: Positive = 30.0
     """What ran for so long starts anew with the shortest back-off."""
-    log_bytes_max: Positive = 64 * 1024 * 1024
+    log_bytes_max: Annotated[int, Field(ge=65_536)] = 64 * 1024 * 1024
     """A log file that is larger at a start is put aside (one generation is kept)."""
