@@ -27,6 +27,7 @@ _MINUTE: Final = 60.0
 _LONG_AGO: Final = float("-inf")
 Shape: TypeAlias = tuple[PriorityClass, QueueName, TenantName, UserName, int, int, tuple[RoleRequest, ...]]
 """What makes two waiting workloads equal for ``plan``: class, queue, owner, workers range, roles."""
+QueueKey: TypeAlias = tuple[TenantName, QueueName]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +50,14 @@ class Book:
         self.promises: dict[JobId, Promise] = {}
         self.capacity: Capacity | None = None
         self.parked: list[Parked] = []
-        self.pending: Final[dict[tuple[QueueName, PriorityClass], int]] = {}
-        self.tenants: Final[dict[QueueName, TenantName]] = {}
+        self.pending: Final[dict[QueueKey, dict[PriorityClass, int]]] = {}
+        """How many wait and are not held."""
         self.explained: Final[dict[JobId, float]] = {}
         """Waiting workloads that a plan gave a reason, and when: seconds of the monotonic clock."""
         self.paused: Final[dict[JobId, None]] = {}
         """Workloads that back off."""
         self.orders = 0
-        self.starts: Final[deque[tuple[float, QueueName]]] = deque()
+        self._starts: Final[deque[tuple[float, QueueKey]]] = deque()
         self._ordinals = 0
         self._active: Final[dict[JobId, None]] = {}
         self._lines: Final[dict[Shape, list[JobId]]] = {}
@@ -148,14 +149,17 @@ class Book:
         """Every line, with its jobs in order."""
         return self._lines.items()
 
-    def note_start(self, queue: QueueName, now: float) -> None:
-        self.starts.append((now, queue))
+    def note_start(self, workload: Workload, now: float) -> None:
+        self._starts.append((now, (workload.tenant, workload.queue)))
 
-    def starts_per_minute(self, queue: QueueName, now: float) -> int:
-        """Admissions of the last minute."""
-        while self.starts and now - self.starts[0][0] > _MINUTE:
-            self.starts.popleft()
-        return sum(1 for _, started in self.starts if started == queue)
+    def starts_in_last_minute(self, now: float) -> dict["QueueKey", int]:
+        """Admissions by queue."""
+        while self._starts and now - self._starts[0][0] > _MINUTE:
+            self._starts.popleft()
+        counts: dict[QueueKey, int] = {}
+        for _, queue in self._starts:
+            counts[queue] = counts.get(queue, 0) + 1
+        return counts
 
     def take_changes(self) -> Changes:
         """What changed since the last call."""
@@ -191,9 +195,8 @@ class Book:
         else:
             self.explained.pop(job_id, None)
         if _is_pending(workload):
-            key = (workload.queue, workload.priority)
-            self.pending[key] = self.pending.get(key, 0) + 1
-            self.tenants[workload.queue] = workload.tenant
+            counts = self.pending.setdefault((workload.tenant, workload.queue), {})
+            counts[workload.priority] = counts.get(workload.priority, 0) + 1
 
     def _unindex(self, workload: Workload) -> None:
         job_id = workload.job_id
@@ -206,7 +209,7 @@ class Book:
             if not line:
                 del self._lines[shape]
         if _is_pending(workload):
-            self.pending[workload.queue, workload.priority] -= 1
+            self.pending[workload.tenant, workload.queue][workload.priority] -= 1
 
 
 def shape_of(workload: Workload) -> Shape:

@@ -94,7 +94,7 @@ def carry_out(book: Book, decision: Decision, *, now: float) -> Step:
     match decision:
         case Grant():
             book.orders += 1
-            book.note_start(workload.queue, now)
+            book.note_start(workload, now)
             return ledger.grant(
                 workload,
                 workers=decision.workers,
