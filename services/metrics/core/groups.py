@@ -155,8 +155,9 @@ def start_group(track: Track, *, attempt: int, generation: int, workers: int, no
         rate=StepRate(),
         aside=later,
     )
-    counted, _ = absorb(opened, [w.sample for w in mine], now_us=now_us, rules=rules)
-    return replace(before, track=counted)
+    for waiting in mine:
+        opened, _ = absorb(opened, [waiting.sample], now_us=waiting.received_us, rules=rules)
+    return replace(before, track=opened)
 
 
 def end_attempt(track: Track, *, attempt: int, now_us: int, rules: Rules) -> Outcome:

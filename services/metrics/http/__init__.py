@@ -1,0 +1,1 @@
+"""Routes of metrics: reports of trainers in, curves out."""
