@@ -1,4 +1,4 @@
-"""What execution holds in memory: jobs as they are committed, beside them what was heard and seen of their members."""
+"""What execution holds in memory: jobs as they are committed, and what was heard and seen of their members."""
 
 import asyncio
 from collections.abc import Iterable

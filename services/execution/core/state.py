@@ -136,7 +136,7 @@ class Job:
     ``generations`` holds the started ones (the line that was applied) and what was offered since; ``members`` all
     that are not gone, and those of the present attempt that are. ``incarnations`` is the highest number used per
     (role, index). ``unanswered`` are resize epochs without their ``room_freed``. ``step`` is the highest known of
-    this attempt, ``attempt_step`` the highest before it. ``fruitless`` counts losses since ``fruitless_step`` was passed.
+    this attempt, ``attempt_step`` the highest before it. ``fruitless`` counts losses since ``fruitless_step``.
     """
 
     job_id: JobId

@@ -1,0 +1,91 @@
+"""Reads of ``/proc`` and pidfds: whether a process is the one that was recorded, what it does, what is below it."""
+
+import os
+import select
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stat:
+    """``state`` is the kernel's letter; ``ticks`` CPU time used; ``start`` ticks since boot."""
+
+    state: str
+    ticks: int
+    start: int
+    wait_status: int
+
+
+def read_stat(pid: int) -> Stat | None:
+    """None if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the name in brackets may hold blanks
+    return Stat(
+        state=fields[0],
+        ticks=sum(int(field) for field in fields[11:15]),
+        start=int(fields[19]),
+        wait_status=int(fields[-1]),
+    )
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def open_pidfd(pid: int, start: int) -> int | None:
+    """A descriptor of the very process that was recorded; None if it is gone or its pid belongs to another.
+
+    The descriptor first, then the start time: in the other order the pid could be reused in between.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return None
+    stat = read_stat(pid)
+    if stat is None or stat.start != start:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def has_ended(pidfd: int) -> bool:
+    """True for a zombie too."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+def send_signal(pidfd: int, number: int) -> None:
+    """Signal exactly that process; nothing happens if it is gone."""
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, number)
+
+
+def tree_of(pid: int) -> list[int]:
+    """The process and all below it, also in other sessions. Processes that come and go meanwhile may be missed."""
+    found, queue = [pid], [pid]
+    while queue:
+        for task in _children_files(queue.pop()):
+            with suppress(OSError, ValueError):
+                children = [int(word) for word in task.read_text().split()]
+                found += children
+                queue += children
+    return found
+
+
+def tree_ticks(pid: int) -> tuple[int, int]:
+    """(processes, CPU ticks) of the tree: any work in it changes one of them."""
+    stats = [stat for stat in map(read_stat, tree_of(pid)) if stat is not None]
+    return len(stats), sum(stat.ticks for stat in stats)
+
+
+def _children_files(pid: int) -> list[Path]:
+    try:
+        return [task / "children" for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return []

@@ -1,0 +1,203 @@
+"""One member's process as its folder and the kernel show it: found, adopted, signalled through pidfds only."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from services.execution.core.seen import Process
+from services.execution.local import proc
+
+_LEDGER_TAIL_BYTES: Final = 16_384
+_QUIET_LOOK_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """``pid.json``: written by the zygote before the worker may run."""
+
+    shim_pid: int
+    shim_start: int
+    worker_pid: int
+    worker_start: int
+    boot_id: str
+
+
+class Watched:
+    """Looks at one member. ``on_end`` is called, from the event loop, when its worker or its shim ends."""
+
+    def __init__(self, directory: Path, *, nonce: str, boot_id: str, on_end: Callable[[], None]) -> None:
+        self.directory = directory
+        self._nonce = nonce
+        self._boot_id = boot_id
+        self._on_end = on_end
+        self._record: Record | None = None
+        self._descriptors: dict[str, int] = {}
+        self._ticks = -1
+        self._moved_at = 0.0
+        self._activity: tuple[int, int, int] | None = None
+        self._active_at = 0.0
+        self._activity_seen_at = float("-inf")
+        self._unseen_since: float | None = None
+        self._terminated = False
+        self._final: Process | None = None
+
+    def look(self, now: float, *, watch_activity: bool, unseen_end_seconds: float) -> Process:
+        """What there is to see. Cheap (some tens of microseconds) and repeatable; once gone, always the same."""
+        if self._final is not None:
+            return self._final
+        if self._record is None and not self._find(now):
+            return self._never_recorded()
+        assert self._record is not None
+        worker_over = self._is_over("worker")
+        exit_code, has_status = self._exit_status()
+        ended = has_status or worker_over
+        if ended and self._is_gone(now, has_status=has_status, unseen_end_seconds=unseen_end_seconds):
+            self.close()
+            step, finished = read_ledger_end(self.directory / "ledger.jsonl")
+            self._final = Process(
+                recorded=True,
+                pid=self._record.worker_pid,
+                ended=True,
+                gone=True,
+                exit_code=exit_code,
+                ledger_step=step,
+                ledger_finished=finished,
+            )
+            return self._final
+        if ended:
+            return Process(recorded=True, pid=self._record.worker_pid, ended=True, exit_code=exit_code)
+        return self._alive(now, self._record, watch_activity=watch_activity)
+
+    # -- signals ------------------------------------------------------------------------------------------------
+
+    def terminate(self) -> None:
+        """SIGTERM to the worker, once."""
+        if not self._terminated and "worker" in self._descriptors:
+            self._terminated = True
+            proc.send_signal(self._descriptors["worker"], signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL to the worker; its shim ends the rest of the tree. A shim that was stopped is woken for that."""
+        if "worker" in self._descriptors:
+            proc.send_signal(self._descriptors["worker"], signal.SIGKILL)
+        if "shim" in self._descriptors:
+            proc.send_signal(self._descriptors["shim"], signal.SIGCONT)
+
+    def close(self) -> None:
+        for descriptor in self._descriptors.values():
+            asyncio.get_running_loop().remove_reader(descriptor)
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    def _find(self, now: float) -> bool:
+        value = _read_json(self.directory / "pid.json")
+        if value is None or value.get("nonce") != self._nonce:
+            return False
+        self._record = Record(
+            shim_pid=value["shim_pid"],
+            shim_start=value["shim_start"],
+            worker_pid=value["worker_pid"],
+            worker_start=value["worker_start"],
+            boot_id=value["boot_id"],
+        )
+        self._moved_at = self._active_at = now
+        if self._record.boot_id == self._boot_id:
+            self._open("shim", self._record.shim_pid, self._record.shim_start)
+            self._open("worker", self._record.worker_pid, self._record.worker_start)
+        return True
+
+    def _open(self, what: str, pid: int, start: int) -> None:
+        descriptor = proc.open_pidfd(pid, start)
+        if descriptor is not None:
+            self._descriptors[what] = descriptor
+            asyncio.get_running_loop().add_reader(descriptor, self._ended, descriptor)
+
+    def _ended(self, descriptor: int) -> None:
+        """A pidfd stays readable: one call is enough."""
+        asyncio.get_running_loop().remove_reader(descriptor)
+        self._on_end()
+
+    def _is_over(self, what: str) -> bool:
+        return what not in self._descriptors or proc.has_ended(self._descriptors[what])
+
+    def _exit_status(self) -> tuple[int | None, bool]:
+        value = _read_json(self.directory / "exit.json")
+        if value is None:
+            return None, False
+        return value["code"], True
+
+    def _is_gone(self, now: float, *, has_status: bool, unseen_end_seconds: float) -> bool:
+        """Nothing is left: the shim says so; or both are over, and whoever may still write the status had its time."""
+        if (self.directory / "gone").exists():
+            return True
+        if not (self._is_over("worker") and self._is_over("shim")):
+            return False
+        if self._unseen_since is None:
+            self._unseen_since = now
+        return has_status or now - self._unseen_since >= unseen_end_seconds
+
+    def _never_recorded(self) -> Process:
+        """The zygote could not make the process, and said so: this incarnation is spent."""
+        if (self.directory / "start_error").exists():
+            return Process(recorded=True, ended=True, gone=True)
+        return Process()
+
+    def _alive(self, now: float, record: Record, *, watch_activity: bool) -> Process:
+        stat = proc.read_stat(record.worker_pid)
+        if stat is not None and stat.ticks != self._ticks:
+            self._ticks, self._moved_at = stat.ticks, now
+        if watch_activity and now - self._activity_seen_at >= _QUIET_LOOK_SECONDS:
+            self._activity_seen_at = now
+            activity = (*proc.tree_ticks(record.worker_pid), _size_of(self.directory / "log"))
+            if activity != self._activity:
+                self._activity, self._active_at = activity, now
+        return Process(
+            recorded=True,
+            pid=record.worker_pid,
+            stopped=stat is not None and stat.state in "Tt",
+            still_seconds=now - self._moved_at,
+            quiet_seconds=now - self._active_at if watch_activity else 0.0,
+        )
+
+
+def read_ledger_end(path: Path) -> tuple[int, bool]:
+    """(steps applied, whether training was complete) by the last lines of a trainer's ledger; (0, False) without one."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _LEDGER_TAIL_BYTES))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return 0, False
+    step, finished = 0, False
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue  # the first one may be cut, the last one unfinished
+        if isinstance(value, dict) and value.get("k") == "applied" and isinstance(value.get("step"), int):
+            step = max(step, value["step"] + 1)
+        finished = finished or (isinstance(value, dict) and value.get("k") == "finished")
+    return step, finished
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
