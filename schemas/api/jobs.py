@@ -262,3 +262,25 @@ class ServerEvent(BaseModel):
     dataschema: str
     traceparent: str | None = None
     data: dict[str, Any]
+
+
+class CancelJob(RequestModel):
+    """The body of a cancel may be left out."""
+
+    reason: Annotated[str, Field(max_length=1000)] = ""
+
+
+class LogLineView(BaseModel):
+    """One line of ``application/x-ndjson`` logs, answered by execution. ``cursor`` resumes behind it."""
+
+    member: str
+    cursor: str
+    line: str
+
+
+class GapView(BaseModel):
+    """The data of the server-sent event ``gap``: events after ``asked`` may be missing, up to ``resumed_after``."""
+
+    asked: str
+    resumed_after: str
+    detail: str

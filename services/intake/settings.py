@@ -39,6 +39,8 @@ class IntakeSettings(ServiceSettings):
     capacity_silence_seconds: Positive = 90.0
     """Execution reports every 30 s; after so long ``why`` says that it is silent."""
     stream_heartbeat_seconds: Positive = 15.0
+    stream_poll_seconds: Positive = 0.1
+    """Longest wait between two looks at the log while somebody is subscribed; a wake-up shortens it."""
     stream_page_events_max: Annotated[int, Field(ge=1, le=10_000)] = 500
     """Events that are read for one subscriber at a time."""
     stream_buffer_events_max: Annotated[int, Field(ge=1)] = 10_000

@@ -13,11 +13,11 @@ from services.intake.core.batches import Answer, Holder, answer_to, split_by_key
 from services.intake.settings import IntakeSettings
 from services.intake.store import Submission, load_key_holders, save_submissions
 from shared.clock import Clock
+from shared.db.transaction import PostgresTransaction
 from shared.errors import Conflict, Poison, Rejected, TideError, Unavailable
 from shared.runtime.service import Transaction, TransactionScope
 from shared.telemetry.instruments import Instruments
 from shared.telemetry.logs import get_logger
-from shared.telemetry.trace import use_trace
 
 ATTEMPTS = 3
 _log = get_logger()
@@ -163,10 +163,10 @@ class SubmissionWriter:
 
 
 def _publish(tx: Transaction, new: Sequence[Submission]) -> None:
-    """Each event carries the trace of its own request."""
-    for item in new:
-        with use_trace(item.trace):
-            tx.publish(Draft[EventData](key=item.job_id, tenant=item.tenant, data=to_submitted(item)))
+    """Each event carries the trace of its own request, although they share a transaction."""
+    if isinstance(tx, PostgresTransaction):
+        tx.traces = {item.job_id: None if item.trace is None else str(item.trace) for item in new}
+    tx.publish(*(Draft[EventData](key=item.job_id, tenant=item.tenant, data=to_submitted(item)) for item in new))
 
 
 def to_submitted(item: Submission) -> JobSubmitted:

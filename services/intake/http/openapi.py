@@ -1,0 +1,87 @@
+"""The OpenAPI document: bodies that the routes parse by hand are described here."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from schemas.api.jobs import CancelJob, GapView, LogLineView, PatchJob, Problem, ServerEvent, SubmitJob
+from services.intake.http.bodies import YAML_TYPES
+from shared.problems import PROBLEM_TYPE
+
+_BY_HAND: Final[tuple[type[BaseModel], ...]] = (
+    SubmitJob,
+    PatchJob,
+    CancelJob,
+    ServerEvent,
+    GapView,
+    LogLineView,
+    Problem,
+)
+_REF: Final = "#/components/schemas/{model}"
+_ERRORS: Final = {
+    400: "Not understood: malformed JSON or YAML",
+    404: "No such job here",
+    409: "The job has ended, or somebody else changed it",
+    412: "The job has another version than If-Match says",
+    413: "The body is too large",
+    415: "Neither JSON nor YAML",
+    422: "Invalid: every field that is wrong, with the way out",
+    429: "Too much at once: come again after Retry-After",
+    503: "A part of the system is away: come again after Retry-After",
+}
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def takes(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
+    """``openapi_extra`` of a route that reads its own body."""
+    schema = {"schema": {"$ref": _REF.format(model=model.__name__)}}
+    return {
+        "requestBody": {
+            "required": required,
+            "content": dict.fromkeys(("application/json", YAML_TYPES[0], YAML_TYPES[2]), schema),
+        }
+    }
+
+
+def answers(*, problems: tuple[int, ...], **described: Any) -> Responses:
+    """Documented responses; ``described`` by status: ``ok_201=JobView`` or ``ok_200=(description, content)``."""
+    responses: Responses = {}
+    for name, what in described.items():
+        status = int(name.removeprefix("ok_"))
+        if isinstance(what, tuple):
+            responses[status] = {"description": what[0], "content": what[1]}
+        else:
+            responses[status] = {"description": str(what.__doc__).partition("\n")[0], "model": what}
+    for status in problems:
+        content = {PROBLEM_TYPE: {"schema": {"$ref": _REF.format(model=Problem.__name__)}}}
+        responses[status] = {"description": _ERRORS[status], "content": content}
+    return responses
+
+
+def text_of(model: type[BaseModel], *kinds: str) -> Mapping[str, Any]:
+    """The content of a streamed answer, each item of which is the model."""
+    return {kind: {"schema": {"$ref": _REF.format(model=model.__name__)}} for kind in kinds}
+
+
+def document_with_bodies(app: FastAPI) -> None:
+    """Let ``app.openapi`` add the models that no route declares to FastAPI."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(
+                title=app.title, version=app.version, description=app.description, routes=app.routes
+            )
+            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            for model in _BY_HAND:
+                described = model.model_json_schema(ref_template=_REF)
+                for name, inner in described.pop("$defs", {}).items():
+                    schemas.setdefault(name, inner)
+                schemas[model.__name__] = described
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document
