@@ -21,6 +21,10 @@ from urllib.parse import quote
 import httpx
 from httpx_sse import EventSource, SSEError
 
+from tidewright.client_errors import InvalidField, LostContact, RequestRefused, TidewrightError
+
+__all__ = ["Client", "InvalidField", "LogLine", "LostContact", "RequestRefused", "StreamedEvent", "TidewrightError"]
+
 JsonObject: TypeAlias = dict[str, Any]
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:8470"
@@ -30,71 +34,9 @@ _REPEATED_STATUS: Final = frozenset({429, 502, 503, 504})
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 """Never reached through a proxy, whatever the environment says."""
 _BACK_OFF_SECONDS: Final = (0.1, 2.0)
+_SOUND_SECONDS: Final = 5.0
 _SILENCE_SECONDS: Final = 45.0
-"""A stream says something at least every 15 s; three misses are a lost connection."""
-
-
-class TidewrightError(Exception):
-    """Base of what the client raises."""
-
-
-class LostContact(TidewrightError):
-    """Nobody answered within ``retry_seconds``. Whatever runs goes on; only the view of it is lost."""
-
-    def __init__(self, server: str, cause: str) -> None:
-        super().__init__(f"no contact with {server}: {cause}")
-        self.server = server
-        self.cause = cause
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InvalidField:
-    """One thing wrong with a request: a JSON pointer ("" for the whole), what is wrong, what is allowed."""
-
-    field: str
-    detail: str
-    way_out: str
-
-
-class RequestRefused(TidewrightError):
-    """The server understood and said no (RFC 9457). ``code`` is the last word of the problem's ``type``."""
-
-    def __init__(
-        self, *, status: int, code: str, title: str, detail: str, errors: Sequence[InvalidField] = ()
-    ) -> None:
-        super().__init__(detail or title)
-        self.status = status
-        self.code = code
-        self.title = title
-        self.detail = detail
-        self.errors = tuple(errors)
-
-    @classmethod
-    def from_response(cls, response: httpx.Response) -> "RequestRefused":
-        """From a response whose body has been read; anything that is no problem document is quoted briefly."""
-        try:
-            body: Any = response.json()
-        except ValueError:
-            body = None
-        if not isinstance(body, dict):
-            text = response.text.strip()[:200] or response.reason_phrase
-            return cls(status=response.status_code, code="http", title=response.reason_phrase, detail=text)
-        errors = [
-            InvalidField(
-                field=str(item.get("field", "")),
-                detail=str(item.get("detail", "")),
-                way_out=str(item.get("way_out", "")),
-            )
-            for item in body.get("errors") or ()
-            if isinstance(item, dict)
-        ]
-        return cls(
-            status=response.status_code,
-            code=str(body.get("type", "")).rpartition(":")[2],
-            title=str(body.get("title", response.reason_phrase)),
-            detail=str(body.get("detail", "")),
-            errors=errors,
-        )
+"""Events come with a sign of life every 15 s; a stream that is silent for so long is opened anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +69,12 @@ class _Patience:
     def reset(self) -> None:
         self._deadline: float | None = None
         self._next_seconds = _BACK_OFF_SECONDS[0]
+
+    def pause_after(self, ended: "_Interrupted") -> None:
+        """Before a stream is opened again. One that had been open for a while was sound, only silent or cut."""
+        if ended.open_seconds >= _SOUND_SECONDS:
+            self.reset()
+        self.pause(ended.cause, at_least_seconds=ended.retry_after_seconds)
 
     def pause(self, cause: str, *, at_least_seconds: float = 0.0) -> None:
         now = time.monotonic()
@@ -277,12 +225,13 @@ class Client:
                     )
                     cursor = line.cursor or cursor
                     yield line
+                ended = _Interrupted("the stream of logs ends at once, again and again")
             except _Interrupted as exc:
-                patience.pause(exc.cause, at_least_seconds=exc.retry_after_seconds)
-                continue
-            if not follow or self.job(job_id)["phase"] in TERMINAL_PHASES:
-                return
-            patience.pause("the stream of logs ends at once, again and again")
+                ended = exc
+            else:
+                if not follow or self.job(job_id)["phase"] in TERMINAL_PHASES:
+                    return
+            patience.pause_after(ended)
 
     def events(self, *, job_id: str | None = None, after: str | None = None) -> Iterator[StreamedEvent]:
         """Events from now on, or behind the id ``after``; without end. Resumes by itself where it broke off."""
@@ -297,13 +246,12 @@ class Client:
                         patience.reset()
                         after = item.id or after
                         yield StreamedEvent(id=item.id, type=item.event, data=_object(item.data))
-                cause = "the stream of events ends at once, again and again"
-                wait = 0.0
+                ended = _Interrupted("the stream of events ends at once, again and again")
             except _Interrupted as exc:
-                cause, wait = exc.cause, exc.retry_after_seconds
+                ended = exc
             except SSEError as exc:
                 raise LostContact(self.server, "it answers, but not with server-sent events") from exc
-            patience.pause(cause, at_least_seconds=wait)
+            patience.pause_after(ended)
 
     # -- how --------------------------------------------------------------------------------------------------
 
@@ -369,25 +317,29 @@ class Client:
         """Open a stream. Raises _Interrupted for all that a new attempt may mend, also while it is read."""
         given = {name: value for name, value in parameters.items() if value is not None}
         timeout = httpx.Timeout(5.0, read=_SILENCE_SECONDS)
+        opened: float | None = None
         try:
             with self._http.stream("GET", path, params=given, headers=headers, timeout=timeout) as response:
                 if not response.is_success:
                     response.read()
                     if response.status_code in _REPEATED_STATUS:
-                        raise _Interrupted(_said(response), _retry_after_seconds(response))
+                        raise _Interrupted(_said(response), retry_after_seconds=_retry_after_seconds(response))
                     raise RequestRefused.from_response(response)
+                opened = time.monotonic()
                 yield response
         except httpx.TransportError as exc:
-            raise _Interrupted(_cause(exc), 0.0) from exc
+            lasted = 0.0 if opened is None else time.monotonic() - opened
+            raise _Interrupted(_cause(exc), open_seconds=lasted) from exc
 
 
 class _Interrupted(Exception):
-    """A stream broke off; another attempt may go on where it did."""
+    """A stream broke off, ``open_seconds`` after it had begun; another attempt may go on where it did."""
 
-    def __init__(self, cause: str, retry_after_seconds: float) -> None:
+    def __init__(self, cause: str, *, retry_after_seconds: float = 0.0, open_seconds: float = 0.0) -> None:
         super().__init__(cause)
         self.cause = cause
         self.retry_after_seconds = retry_after_seconds
+        self.open_seconds = open_seconds
 
 
 def _checked(server: str) -> str:
@@ -409,7 +361,7 @@ def _object(text: str) -> JsonObject:
     try:
         value: Any = json.loads(text)
     except ValueError as exc:
-        raise _Interrupted("the stream broke off within a line", 0.0) from exc
+        raise _Interrupted("the stream broke off within a line") from exc
     return value if isinstance(value, dict) else {"value": value}
 
 
