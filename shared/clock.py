@@ -1,5 +1,6 @@
 """The clock port: the only place where services learn the time."""
 
+import asyncio
 import time
 from datetime import UTC, datetime
 from typing import Protocol
@@ -21,3 +22,12 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+
+async def pause(stopping: asyncio.Event, seconds: float) -> None:
+    """Sleep, but return at once when ``stopping`` is set."""
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            await stopping.wait()
+    except TimeoutError:
+        pass

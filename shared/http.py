@@ -39,11 +39,12 @@ def make_app(
 ) -> FastAPI:
     """An app with ``/livez``, ``/readyz``, ``/metrics``, problems as errors, trace context and a body limit.
 
-    What ``ready`` says is the service's own word; ``add_readiness`` is how the runtime adds its own
-    (database, lease, loaded). Answers 413 above ``body_bytes_max``.
+    What ``ready`` says is the service's own word; ``add_readiness`` is how the runtime adds its own (database,
+    lease, loaded), and it sets the role (active, standby) that ``/readyz`` tells. Bodies above the limit: 413.
     """
     app = FastAPI(title=title, version=version, description=description, docs_url=None, redoc_url=None)
     app.state.readiness = [ready]
+    app.state.role = None
     _add_operations(app, instruments)
     for kind, handler in (
         (Rejected, problems.on_rejected),
@@ -76,7 +77,8 @@ def _add_operations(app: FastAPI, instruments: Instruments) -> None:
             reason = ready()
             if reason is not None:
                 return problems.problem(503, "not_ready", reason, instance="/readyz", headers={"Retry-After": "1"})
-        return JSONResponse({"status": "ready"})
+        role: str | None = request.app.state.role
+        return JSONResponse({"status": "ready", **({"role": role} if role else {})})
 
     @app.get("/metrics", tags=["operations"], summary="Prometheus instruments.", response_class=Response)
     async def metrics() -> Response:

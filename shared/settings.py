@@ -138,6 +138,22 @@ class ServiceSettings(SectionSettings):
         return _COMMON[service].load()
 
 
+class _Intake(ServiceSettings):
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8470
+    """The public door."""
+
+
+class _Queueing(ServiceSettings):
+    batch_interval_seconds: NotNegative = 0.05
+    """A plan costs more than a batch: events that come together are planned together."""
+
+
+_OWN_DEFAULTS: Final[dict[ServiceName, type[ServiceSettings]]] = {
+    ServiceName.INTAKE: _Intake,
+    ServiceName.QUEUEING: _Queueing,
+}
+
+
 def _common(service: ServiceName) -> type[ServiceSettings]:
     fields: dict[str, Any] = {
         "SECTION": service.value,
@@ -145,7 +161,8 @@ def _common(service: ServiceName) -> type[ServiceSettings]:
         "__module__": __name__,
         "model_config": SettingsConfigDict(extra="ignore"),
     }
-    return type(f"{service.value.title()}CommonSettings", (ServiceSettings,), fields)
+    base = _OWN_DEFAULTS.get(service, ServiceSettings)
+    return type(f"{service.value.title()}CommonSettings", (base,), fields)
 
 
 _COMMON: Final = {service: _common(service) for service in ServiceName}

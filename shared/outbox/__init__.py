@@ -1,1 +1,1 @@
-"""outbox"""
+"""Publishing: events become rows of the outbox in the transaction that decided them."""

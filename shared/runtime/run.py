@@ -1,0 +1,274 @@
+"""Run one service: HTTP at once, everything else while the lease is held, and an ordered stop."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from sqlalchemy import text
+
+from schemas.vocabulary import ServiceName
+from shared.bus.retention import run_retention
+from shared.bus.wakeups import Wakeups
+from shared.clock import Clock, SystemClock, pause
+from shared.db.errors import connecting
+from shared.errors import Conflict, LeaseLost, Unavailable
+from shared.http import add_readiness, bind, run_http
+from shared.runtime.backoff import backoff_seconds
+from shared.runtime.consumer import Consumer, ConsumerLimits
+from shared.runtime.context import Equipment, equip
+from shared.runtime.installation import Installation
+from shared.runtime.service import ServiceContext, ServiceParts
+from shared.settings import ServiceSettings
+from shared.telemetry.logs import bind_log_fields, get_logger
+
+Build: TypeAlias = Callable[[ServiceContext], ServiceParts]
+Loop: TypeAlias = Callable[[asyncio.Event], Awaitable[None]]
+_PING_SECONDS: Final = 1.0
+_log = get_logger()
+
+
+class LoopEnded(Exception):
+    """A loop returned although nobody asked it to stop."""
+
+
+@dataclass(slots=True)
+class _State:
+    """What ``/readyz`` tells."""
+
+    database: str | None = "the database has not answered yet"
+    role: str | None = "looking whether another process is active"
+    is_stopping: bool = False
+
+    def reason(self) -> str | None:
+        return "stopping" if self.is_stopping else self.database or self.role
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """One run of one service in this process."""
+
+    equipment: Equipment
+    parts: ServiceParts
+    clock: Clock
+    url: str = ""
+    state: _State = field(default_factory=_State)
+
+    @property
+    def name(self) -> ServiceName:
+        return self.equipment.context.name
+
+    @property
+    def settings(self) -> ServiceSettings:
+        return self.equipment.settings
+
+
+async def run_service(
+    name: ServiceName,
+    build: Build,
+    installation: Installation,
+    stopping: asyncio.Event,
+    *,
+    wakeups: Wakeups | None = None,
+    clock: Clock | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Until ``stopping``; then: not ready, stop fetching, finish the batch, give up the lease, close.
+
+    What is left after ``drain_seconds`` is cut off. ``wakeups``: those of the process, where several services share
+    them (the caller runs them then). ``on_ready`` gets the URL once this process serves, active or standby.
+    Raises SettingsError for bad settings, and whatever ended the service.
+    """
+    bind_log_fields({"service": name.value})
+    clock = clock or SystemClock()
+    settings = ServiceSettings.of(name)
+    own_wakeups = Wakeups(installation.database_url) if wakeups is None else None
+    equipment = equip(
+        name,
+        database_url=installation.database_url,
+        state_directory=installation.state_directory,
+        signing_key=installation.signing_key,
+        clock=clock,
+        wakeups=wakeups or own_wakeups or Wakeups(installation.database_url),
+        settings=settings,
+    )
+    try:
+        run = _Run(equipment=equipment, parts=build(equipment.context), clock=clock)
+        await _run(run, stopping, background=own_wakeups.run if own_wakeups else None, on_ready=on_ready)
+    finally:
+        await equipment.lease.release()
+        await equipment.close()
+        _log.info("service_stopped")
+
+
+async def _run(
+    run: _Run, stopping: asyncio.Event, *, background: Loop | None, on_ready: Callable[[str], None] | None
+) -> None:
+    settings = run.settings
+    bound = bind(settings.host, settings.port)
+    run.url = bound.url(settings.advertise_host)
+    add_readiness(run.parts.app, run.state.reason)
+    _log.info("service_started", url=run.url)
+    closing = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run_http(run.parts.app, bound, closing, drain_seconds=settings.drain_seconds / 2))
+        if background is not None:
+            group.create_task(_standing(background, closing))
+        group.create_task(_ping(run, closing))
+        if on_ready is not None:
+            group.create_task(_tell_ready(run, on_ready, closing))
+        try:
+            await _work(run, stopping)
+        finally:
+            closing.set()
+
+
+async def _work(run: _Run, stopping: asyncio.Event) -> None:
+    """Everything but HTTP, until stopped or cut off; then the lease goes."""
+    try:
+        async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as group:
+            stop = group.create_task(_on_stop(run, stopping, limit))
+            tasks = [group.create_task(_standing(loop, stopping)) for loop in run.parts.standing_loops]
+            tasks.append(group.create_task(_standing(_retention(run), stopping)))
+            await _active(run, stopping)
+            await asyncio.wait(tasks)
+            stop.cancel()
+    except TimeoutError:
+        _log.warning("drain_cut_off", drain_seconds=run.settings.drain_seconds)
+    await run.equipment.lease.release()
+
+
+async def _on_stop(run: _Run, stopping: asyncio.Event, limit: asyncio.Timeout) -> None:
+    await stopping.wait()
+    run.state.is_stopping = True
+    limit.reschedule(asyncio.get_running_loop().time() + run.settings.drain_seconds)
+
+
+def _retention(run: _Run) -> Loop:
+    return lambda stopping: run_retention(run.equipment.engine, run.clock, stopping)
+
+
+async def _standing(loop: Loop, stopping: asyncio.Event) -> None:
+    """Run a loop until stopped; a database that is away only makes it begin again."""
+    failures = 0
+    while not stopping.is_set():
+        try:
+            await loop(stopping)
+            if not stopping.is_set():
+                raise LoopEnded(f"{getattr(loop, '__qualname__', loop)} returned")
+        except (Unavailable, Conflict) as exc:
+            failures += 1
+            _log.warning("loop_interrupted", error=type(exc).__name__, detail=str(exc))
+            await pause(stopping, backoff_seconds(failures, maximum=5.0))
+
+
+# -- while active ---------------------------------------------------------------------------------------------
+
+
+async def _active(run: _Run, stopping: asyncio.Event) -> None:
+    """Take the lease, work under it, and begin again when it is lost."""
+    lease = run.equipment.lease
+    while not stopping.is_set():
+        if not await _acquire(run, stopping):
+            return
+        run.state.role = "loading"
+        try:
+            await _hold(run, stopping)
+        except* LeaseLost as lost:
+            run.state.role = "another process has become the active one"
+            _log.warning("lease_lost", detail=str(lost.exceptions[0]))
+        await lease.release()
+
+
+async def _acquire(run: _Run, stopping: asyncio.Event) -> bool:
+    """True once the lease is held; a standby is ready meanwhile, and says what it is."""
+    lease = run.equipment.lease
+    ended = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_watch_standby(run, ended))
+        try:
+            return await lease.acquire(stopping, url=run.url)
+        finally:
+            ended.set()
+
+
+async def _watch_standby(run: _Run, ended: asyncio.Event) -> None:
+    while not ended.is_set():
+        if run.equipment.lease.is_standby:
+            run.state.role = None
+            run.parts.app.state.role = "standby"
+        await pause(ended, 0.1)
+
+
+async def _hold(run: _Run, stopping: asyncio.Event) -> None:
+    """Load, then consume and run the loops until stopped. Raises LeaseLost in a group."""
+    parts, equipment, settings = run.parts, run.equipment, run.settings
+    consumer = Consumer(
+        run.name,
+        parts.handler,
+        parts.consumes,
+        lease=equipment.lease,
+        log=equipment.log,
+        clock=run.clock,
+        instruments=equipment.context.instruments,
+        limits=ConsumerLimits(
+            batch_events_max=settings.batch_events_max,
+            batch_interval_seconds=settings.batch_interval_seconds,
+            poll_seconds_max=settings.poll_seconds_max,
+            handler_attempts_max=settings.handler_attempts_max,
+            backoff_seconds_max=settings.backoff_seconds_max,
+        ),
+    )
+    ended = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        renewal = group.create_task(equipment.lease.run_renewal(ended))
+        if await _load(run, consumer, stopping):
+            run.parts.app.state.role = "active"
+            run.state.role = None
+            tasks = [group.create_task(_standing(consumer.run, stopping))]
+            tasks += [group.create_task(_standing(loop, stopping)) for loop in parts.loops]
+            lag = group.create_task(consumer.run_lag(ended))
+            await asyncio.wait(tasks)
+            lag.cancel()
+        renewal.cancel()
+
+
+async def _load(run: _Run, consumer: Consumer, stopping: asyncio.Event) -> bool:
+    """Until it has worked (True) or ``stopping`` is set (False)."""
+    failures = 0
+    while not stopping.is_set():
+        try:
+            await consumer.load()
+        except (Unavailable, Conflict) as exc:
+            failures += 1
+            _log.warning("not_loaded", error=type(exc).__name__, detail=str(exc))
+            await pause(stopping, backoff_seconds(failures, maximum=run.settings.backoff_seconds_max))
+            continue
+        _log.info("service_active", term=run.equipment.lease.term)
+        return True
+    return False
+
+
+# -- readiness ------------------------------------------------------------------------------------------------
+
+
+async def _ping(run: _Run, closing: asyncio.Event) -> None:
+    """Know whether the database answers."""
+    engine = run.equipment.engine.execution_options(isolation_level="AUTOCOMMIT")
+    while not closing.is_set():
+        try:
+            async with asyncio.timeout(run.settings.connect_seconds):
+                with connecting():
+                    async with engine.connect() as connection:
+                        await connection.execute(text("select 1"))
+            run.state.database = None
+        except (Unavailable, Conflict, TimeoutError):
+            run.state.database = "the database does not answer"
+        await pause(closing, _PING_SECONDS)
+
+
+async def _tell_ready(run: _Run, on_ready: Callable[[str], None], closing: asyncio.Event) -> None:
+    while run.state.reason() is not None and not closing.is_set():
+        await pause(closing, 0.02)
+    if not closing.is_set():
+        on_ready(run.url)
