@@ -125,7 +125,7 @@ def explain(console: Console, installation: Installation, trouble: str) -> None:
     """What did not happen, and the last words of those who may know why."""
     console.print(f"\nDid not happen: {trouble}", style="bold red", highlight=False)
     record = installation.record
-    logs = [record / "up.log", record / "down.log", *sorted(installation.state.glob("*.log"))]
+    logs = [record / "up.log", record / "down.log", *sorted((installation.state / "log").glob("*.log"))]
     journal_jobs = sorted((record / "run").glob("*"))
     logs += [log for job in journal_jobs if (log := latest_log(record, job.name)) is not None]
     for log in logs:

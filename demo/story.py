@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from demo.claims import CHANGED, CLOSED, FIRST, GRANTED, RESIZED, STARTED, URGENT
 from demo.faults import STALL_SECONDS, Fault, signal_all, start_rogue, zygote_of
-from demo.installation import ROOT, Installation, send
+from demo.installation import ROOT, Installation, is_alive, send
 from demo.journal import Journal
 from demo.picture import JobPicture, Picture
 from demo.record import Event, Process, read_processes
@@ -128,7 +128,7 @@ class Story:
         send(services, signal.SIGKILL)
         if self._fault is Fault.STALLED:
             self._stall()
-        self._wait(self._installation.ready, "the services come back", seconds=45)
+        self._wait(self._adopted, "the services come back and know all 4 workers", seconds=45)
         self._journal.mark("services_back")
         self._now("the services are back and have adopted what runs")
         if self._fault is Fault.STALLED:
@@ -242,6 +242,13 @@ class Story:
 
     def _closed(self, job: str) -> bool:
         return any(e.type == CLOSED and e.subject == job for e in self._events)
+
+    def _adopted(self) -> bool:
+        """Intake is ready, and execution answers for the very processes that run."""
+        if not self._installation.ready():
+            return False
+        known = {m["pid"] for m in self._installation.members(self._jobs[FIRST])}
+        return {p.pid for p in self._workers() if is_alive(p)} <= known
 
     def _victim(self) -> dict[str, Any]:
         """The member of index 1: one that was there before and after the shrink."""
