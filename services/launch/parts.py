@@ -65,9 +65,12 @@ class PostgresPart:
         self.server.stop()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ChildPart:
-    """A program of ours in a session of its own, so that Ctrl-C reaches the supervisor alone."""
+    """A program of ours in a session of its own, so that Ctrl-C reaches the supervisor alone.
+
+    ``log_begin``: where in its log the last start begins, in bytes.
+    """
 
     name: str
     command: Sequence[str]
@@ -76,6 +79,7 @@ class ChildPart:
     stop_seconds: float
     log_bytes_max: int
     adopt: "Adopt | None" = None
+    log_begin: int = 0
     children: dict[int, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     def start(self) -> ProcessId:
@@ -86,6 +90,7 @@ class ChildPart:
             if self.log.stat().st_size > self.log_bytes_max:
                 self.log.replace(self.log.with_suffix(".old"))
         descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self.log_begin = os.fstat(descriptor).st_size
         try:
             child = subprocess.Popen(  # noqa: S603 - our own program, no shell
                 self.command,
@@ -102,11 +107,6 @@ class ChildPart:
         if process is None:
             raise OSError(self.how_it_ended(ProcessId(pid=child.pid, start=0)))
         return process
-
-    def exit_code(self, process: ProcessId) -> int | None:
-        """Of an own child that has ended; None if it lives, or was started by an earlier supervisor."""
-        child = self.children.get(process.pid)
-        return child.poll() if child else None
 
     def how_it_ended(self, process: ProcessId) -> str:
         child = self.children.pop(process.pid, None)

@@ -42,6 +42,7 @@ _LOOK_SECONDS: Final = 0.2
 _IDLE_SECONDS: Final = 5.0
 _CAPACITY_SECONDS: Final = 5.0
 _LOG_TAIL_LINES: Final = 5
+_LOG_LINE_CHARACTERS: Final = 300
 
 
 class LaunchError(Exception):
@@ -218,9 +219,8 @@ class Supervisor:
             return
         how = kept.part.how_it_ended(kept.process)
         kept.process = None
-        log = kept.part.log if isinstance(kept.part, ChildPart) else None
-        told = "".join(f"\n  {line}" for line in _tail(log)) if log else ""
-        raise LaunchError(f"{kept.part.name} {how} while starting{told}")
+        told = _tail(kept.part) if isinstance(kept.part, ChildPart) else []
+        raise LaunchError("\n  ".join([f"{kept.part.name} {how} while starting", *told]))
 
     def _unready(self, name: str) -> str | None:
         """Why a part is not ready; None if it is."""
@@ -386,8 +386,11 @@ class Supervisor:
         write_record(self.options.state, self._record)
 
 
-def _tail(log: Path) -> list[str]:
+def _tail(part: ChildPart) -> list[str]:
+    """The last lines since the last start that are no mere information; long ones are cut."""
     try:
-        return log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        text = part.log.read_bytes()[part.log_begin :].decode(errors="replace")
     except OSError:
         return []
+    lines = [line[:_LOG_LINE_CHARACTERS] for line in text.splitlines() if '"level": "info"' not in line]
+    return lines[-_LOG_TAIL_LINES:]

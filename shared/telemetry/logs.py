@@ -24,9 +24,13 @@ def configure_logging(*, level: str, log_format: str, stream: TextIO | None = No
     ]
     final: list[Processor]
     if log_format == "json":
-        final = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str)]
+        # Local variables hold keys and passwords: tracebacks name places only.
+        tracebacks = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        final = [structlog.processors.ExceptionRenderer(tracebacks), structlog.processors.JSONRenderer(default=str)]
     else:
-        final = [structlog.dev.ConsoleRenderer(colors=target.isatty())]
+        final = [
+            structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=structlog.dev.plain_traceback)
+        ]
     minimum = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[*shared, *final],
