@@ -22,6 +22,7 @@ class JobView:
     since: dict[str, float] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
     """newest whole one of the applied line, looked up when a group must begin without anyone's state"""
+    checkpoint_known: bool = False
     words: list[Checkpoint] = field(default_factory=list)
     """announced by members and not yet in the catalogue"""
     announced_at: float = float("-inf")
@@ -43,6 +44,7 @@ class JobView:
             stores=stores,
             settled=settled,
             checkpoint=self.checkpoint,
+            checkpoint_known=self.checkpoint_known,
             checkpoint_word=newest if now - self.announced_at >= interval else None,
             checkpoint_failure=self.failure if now - self.failure_at >= interval else None,
         )

@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from pydantic import TypeAdapter
-from sqlalchemy import Row, TextClause, cast, delete, func, or_, select, text
+from sqlalchemy import Row, TextClause, cast, delete, exists, func, or_, select, text
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import Text
@@ -130,10 +130,13 @@ async def job_exists(connection: AsyncConnection, job_id: JobId) -> bool:
     return (await connection.execute(select(jobs.c.job_id).where(jobs.c.job_id == job_id))).first() is not None
 
 
-async def load_ended(connection: AsyncConnection, *, before: datetime, limit: int) -> list[JobId]:
-    """Jobs that ended before an instant, oldest first."""
-    statement = select(jobs.c.job_id).where(jobs.c.ended_at < before).order_by(jobs.c.ended_at).limit(limit)
-    return [JobId(row.job_id) for row in await connection.execute(statement)]
+async def load_ended(connection: AsyncConnection, *, before: datetime, with_members: bool, limit: int) -> list[JobId]:
+    """Jobs that ended before an instant and need nobody's care, oldest first; only those that still have members."""
+    statement = select(jobs.c.job_id).where(jobs.c.ended_at < before, ~jobs.c.is_active)
+    if with_members:
+        statement = statement.where(exists().where(members.c.job_id == jobs.c.job_id))
+    rows = await connection.execute(statement.order_by(jobs.c.ended_at, jobs.c.job_id).limit(limit))
+    return [JobId(row.job_id) for row in rows]
 
 
 # -- saving ---------------------------------------------------------------------------------------------------
@@ -298,7 +301,7 @@ async def save_capacity(tx: Transaction, observed: CapacityObserved) -> None:
     )
 
 
-async def delete_jobs(tx: Transaction, ids: Sequence[JobId]) -> None:
-    """Forget jobs after their retention."""
-    for table in (members, generations, checkpoints, jobs):
+async def delete_jobs(tx: Transaction, ids: Sequence[JobId], *, keep_jobs: bool) -> None:
+    """Forget the members of jobs, or the jobs with all that belongs to them."""
+    for table in (members,) if keep_jobs else (members, generations, checkpoints, jobs):
         await tx.execute(delete(table).where(table.c.job_id.in_(ids)))

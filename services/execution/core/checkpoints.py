@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from services.execution.core.state import Checkpoint, Generation, GenerationState, Job
+from services.execution.core.state import Checkpoint, Generation, GenerationState
 
 
 def on_applied_line(checkpoint: Checkpoint, generations: Iterable[Generation]) -> bool:
@@ -15,9 +15,3 @@ def on_applied_line(checkpoint: Checkpoint, generations: Iterable[Generation]) -
         for generation in generations
         if generation.state is GenerationState.STARTED and generation.number > checkpoint.generation
     )
-
-
-def newest_checkpoint(found: Iterable[Checkpoint], job: Job) -> Checkpoint | None:
-    """The best of those ``found`` complete on disk; None if the job has none on its line."""
-    usable = [c for c in found if on_applied_line(c, job.generations)]
-    return max(usable, key=lambda c: (c.step, c.generation, c.location), default=None)

@@ -9,13 +9,13 @@
    their members are all gone or written off.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from schemas.vocabulary import MemberName
+from schemas.vocabulary import MemberName, Mode
 from services.execution.core.seen import Report, Seen
-from services.execution.core.state import Ending, Generation, GenerationState, Job, Member
+from services.execution.core.state import Desired, Ending, Generation, GenerationState, Job, Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +166,8 @@ def _begin(job: Job, seen: Seen, here: Standing, *, gathered: bool) -> Plan:
     running = job.running
     if running is not None and any(name in held for name in running.members):
         return Hold(reason="a member of the group has not said what it holds")
+    if not seen.checkpoint_known:
+        return Hold(reason="the checkpoints are being looked at")
     checkpoint = seen.checkpoint
     if checkpoint is None and (running is not None or applied_in_attempt(job, seen) > 0):
         return StateLost(reason="every worker that held the state is gone, and there is no checkpoint")
@@ -221,3 +223,14 @@ def is_newer(generation: Generation, job: Job) -> bool:
     """Offered after the last started one: it may still prove to have started, even if it was called off."""
     running = job.running
     return generation.state is not GenerationState.STARTED and (running is None or generation.number > running.number)
+
+
+def needs_checkpoint(job: Job, reports: Mapping[MemberName, Report]) -> bool:
+    """Whether the next group may have to begin from a checkpoint: nobody holds state that counts."""
+    if job.spec is None or job.spec.mode is not Mode.LIVE or job.desired is not Desired.GRANTED or job.is_over:
+        return False
+    if job.verdict is not None or job.offered is not None or job.finished_step is not None:
+        return False
+    counted = frozenset(job.running.members) if job.running is not None else None
+    holders = [m for m in job.held(job.workers.role) if m.name in reports and reports[m.name].holds_state]
+    return not any(counted is None or m.name in counted for m in holders)

@@ -96,7 +96,7 @@ class Seen:
     """One look at a job. ``settled``: the time to rejoin after a restart is over, or everyone is back.
 
     ``asking`` are processes that ask for admission, with their nonce. ``stores`` are generations whose rendezvous
-    store lives in this process. ``checkpoint`` is the newest whole one of the applied line; ``checkpoint_word`` the
+    store lives in this process. ``checkpoint`` is the newest whole one of the applied line, if known; ``checkpoint_word`` the
     last that a member announced; ``checkpoint_failure`` the last that failed, with its reason.
     """
 
@@ -107,6 +107,7 @@ class Seen:
     stores: frozenset[int] = frozenset()
     settled: bool = True
     checkpoint: Checkpoint | None = None
+    checkpoint_known: bool = True
     checkpoint_word: Checkpoint | None = None
     checkpoint_failure: tuple[int, int, str] | None = None
 

@@ -134,7 +134,7 @@ class Watched:
         return value["code"], True
 
     def _is_gone(self, now: float, *, has_status: bool, unseen_end_seconds: float) -> bool:
-        """Nothing is left: the shim says so; or both are over, and whoever may still write the status had its time."""
+        """Nothing is left: the shim says so; or both are over, and who may still write the status had its time."""
         if (self.directory / "gone").exists():
             return True
         if not (self._is_over("worker") and self._is_over("shim")):
@@ -168,7 +168,7 @@ class Watched:
 
 
 def read_ledger_end(path: Path) -> tuple[int, bool]:
-    """(steps applied, whether training was complete) by the last lines of a trainer's ledger; (0, False) without one."""
+    """(steps applied, training complete) by the last lines of a trainer's ledger; (0, False) without one."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

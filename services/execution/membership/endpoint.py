@@ -116,6 +116,9 @@ class MembershipEndpoint:
         return self._settings.membership_advertise_host or self._settings.membership_host
 
     def _close_all(self) -> None:
+        for futures in self._answers.values():
+            for future in futures:
+                future.cancel()  # whoever asks stays without an answer, and asks again
         for writer in list(self._writers):
             writer.transport.abort()
         for key in list(self._stores):

@@ -1,0 +1,345 @@
+"""The loop that makes members equal what is granted: look, decide, commit, then act."""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from schemas.envelope import Draft
+from schemas.events.capacity import CapacityObserved
+from schemas.registry import EventData
+from schemas.vocabulary import CLUSTER_KEY, DEFAULT_FLAVOR, DEFAULT_TENANT, JobId, MemberName, Mode
+from services.execution.core.capacity import observe_node
+from services.execution.core.generations import needs_checkpoint
+from services.execution.core.placement import free_devices
+from services.execution.core.reconcile import decide
+from services.execution.core.seen import Limits
+from services.execution.core.state import Checkpoint, Job, MemberState
+from services.execution.core.turn import (
+    AnswerAdmission,
+    AskToStop,
+    Decision,
+    Effect,
+    Kill,
+    Now,
+    OfferGeneration,
+    StartMember,
+    Supply,
+    Terminate,
+    WithdrawGeneration,
+)
+from services.execution.decisions import log_changes, plan_endpoints
+from services.execution.membership.endpoint import MembershipEndpoint
+from services.execution.memory import JobView, Memory
+from services.execution.ports import Executor
+from services.execution.settings import ExecutionSettings
+from services.execution.store import StoredJob, load_capacity, load_jobs, save_capacity, save_checkpoints, save_jobs
+from shared.clock import Clock
+from shared.errors import Conflict, Unavailable
+from shared.runtime.service import Lease, Transaction
+from shared.telemetry.instruments import Instruments
+from shared.telemetry.logs import get_logger
+
+_NONCES_AT_ONCE: Final = 64
+_CATALOGUE_SECONDS: Final = 1.0
+_FAILURE_PAUSE_SECONDS: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one look at all jobs decided: by job, with the capacity report if one is due."""
+
+    decisions: Mapping[JobId, Decision]
+    before: Mapping[JobId, StoredJob]
+    capacity: CapacityObserved | None
+    checkpoints: tuple[tuple[JobId, Checkpoint], ...]
+    write_offs: frozenset[MemberName]
+
+    @property
+    def needs_commit(self) -> bool:
+        return (
+            self.capacity is not None
+            or bool(self.checkpoints)
+            or any(d.events or d.job != self.before[job_id].job for job_id, d in self.decisions.items())
+        )
+
+
+class Reconciler:
+    """One loop over all active jobs. Whatever it commits happens before whatever it does."""
+
+    def __init__(
+        self,
+        settings: ExecutionSettings,
+        memory: Memory,
+        executor: Executor,
+        endpoint: MembershipEndpoint,
+        *,
+        lease: Lease,
+        clock: Clock,
+        instruments: Instruments,
+        has_uncommitted: Callable[[], bool],
+        find_checkpoint: Callable[[Job], Checkpoint | None],
+    ) -> None:
+        self._settings = settings
+        self._limits: Limits = settings.limits()
+        self._memory = memory
+        self._executor = executor
+        self._endpoint = endpoint
+        self._lease = lease
+        self._clock = clock
+        self._instruments = instruments
+        self._has_uncommitted = has_uncommitted
+        self._find_checkpoint = find_checkpoint
+        self._published: CapacityObserved | None = None
+        self._published_at = float("-inf")
+        self._told_write_offs: frozenset[MemberName] | None = None
+        self._catalogued_at = float("-inf")
+        self._settle_at = float("inf")
+        self._log = get_logger(part="reconciler")
+        self._round_seconds = instruments.histogram(
+            "round_seconds", "One look at all jobs, commit and acts included."
+        )
+        self._members = instruments.gauge("held_members_total", "Processes that are held now.")
+        self._offers = instruments.counter("generations_offered_total", "Training groups offered.")
+        self._ends = instruments.counter("members_gone_total", "Members seen gone, by whose doing.", ("attribution",))
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Until told to stop. Raises LeaseLost; what a commit lacks for other reasons is read again and repeated."""
+        self._begin()
+        while not stopping.is_set():
+            await self._wait(stopping)
+            if stopping.is_set():
+                return
+            try:
+                with self._round_seconds.time():
+                    await self._round()
+            except (Unavailable, Conflict) as exc:
+                self._log.warning("round_failed", reason=str(exc))
+                await asyncio.sleep(_FAILURE_PAUSE_SECONDS)
+                await self._reload()
+
+    def _begin(self) -> None:
+        """After a start, or a lease taken over: who runs is given time to come back."""
+        self._published, self._told_write_offs = None, None
+        self._settle_at = self._clock.monotonic() + self._settings.rejoin_seconds
+        self._memory.settled = False
+
+    async def _wait(self, stopping: asyncio.Event) -> None:
+        try:
+            async with asyncio.timeout(self._settings.observe_seconds):
+                await self._memory.wake.wait()
+        except TimeoutError:
+            pass
+        self._memory.wake.clear()
+
+    async def _reload(self) -> None:
+        """The outcome of a commit may be unknown: Postgres alone knows what is."""
+        try:
+            async with self._lease.transaction() as tx:
+                stored = await load_jobs(tx.connection)
+                self._published = await load_capacity(tx.connection)
+        except (Unavailable, Conflict):
+            return
+        self._memory.reload(stored.values())
+
+    async def _round(self) -> None:
+        if self._has_uncommitted():
+            return
+        self._look()
+        await self._look_for_checkpoints()
+        planned = self._plan()
+        if not planned.needs_commit:
+            self._adopt(planned)
+            return
+        if self._published is None:
+            await self._load_capacity()
+        async with self._lease.transaction() as tx:
+            # Waiting for the transaction took time: what was heard meanwhile counts, and so does the memory.
+            if self._has_uncommitted():
+                return
+            planned = self._plan()
+            await self._save(tx, planned)
+        self._adopt(planned)
+
+    async def _load_capacity(self) -> None:
+        async with self._lease.transaction() as tx:
+            self._published = await load_capacity(tx.connection)
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """At every process that is not seen gone."""
+        watched: list[MemberName] = []
+        for view in self._memory.jobs.values():
+            whole = view.job.spec is not None and view.job.spec.mode is not Mode.LIVE
+            for member in view.job.members:
+                if member.state is not MemberState.GONE:
+                    watched.append(member.name)
+                    view.processes[member.name] = self._executor.look(member, watch_activity=whole)
+        self._executor.keep_only(frozenset(watched))
+        if not self._memory.settled:
+            self._memory.settled = self._clock.monotonic() >= self._settle_at or self._all_are_back()
+
+    def _all_are_back(self) -> bool:
+        """Every member of a live group that was admitted and still runs has a connection."""
+        for view in self._memory.jobs.values():
+            if view.job.spec is None or view.job.spec.mode is not Mode.LIVE:
+                continue
+            for member in view.job.held(view.job.workers.role):
+                process, report = view.processes.get(member.name), view.reports.get(member.name)
+                runs = process is not None and process.recorded and not process.ended
+                if member.state is MemberState.ADMITTED and runs and (report is None or not report.connected):
+                    return False
+        return True
+
+    async def _look_for_checkpoints(self) -> None:
+        """Only where a group may have to begin without anyone's state: reading checksums takes time."""
+        for view in list(self._memory.jobs.values()):
+            view.checkpoint_known = needs_checkpoint(view.job, view.reports)
+            if view.checkpoint_known:
+                view.checkpoint = await asyncio.to_thread(self._find_checkpoint, view.job)
+
+    # -- deciding -----------------------------------------------------------------------------------------------
+
+    def _plan(self) -> Round:
+        """Decide about every active job, one after the other: accelerators taken by one are not given to the next."""
+        now = self._clock.monotonic()
+        before = {job_id: view.stored for job_id, view in sorted(self._memory.jobs.items())}
+        after = {job_id: stored.job for job_id, stored in before.items()}
+        write_offs = frozenset(m.name for job in after.values() for m in job.members if m.state is _WRITTEN_OFF)
+        instant = Now(
+            monotonic=now,
+            wall=self._clock.now(),
+            capacity_revision=self._published.revision if self._published is not None else 0,
+            capacity_tells_all=write_offs == self._told_write_offs,
+        )
+        decisions: dict[JobId, Decision] = {}
+        for job_id in before:
+            view = self._memory.jobs[job_id]
+            seen = view.seen(
+                stores=self._endpoint.stores_of(job_id),
+                settled=self._memory.settled,
+                now=now,
+                interval=self._settings.checkpoint_event_seconds,
+            )
+            decision = decide(
+                view.job,
+                seen,
+                limits=self._limits,
+                since=view.since,
+                now=instant,
+                supply=self._supply(after.values()),
+            )
+            decision = replace(decision, job=plan_endpoints(decision.job, self._settings.membership_host))
+            decisions[job_id] = decision
+            after[job_id] = decision.job
+        return Round(
+            decisions=decisions,
+            before=before,
+            capacity=self._plan_capacity(after, now),
+            checkpoints=self._plan_catalogue(now),
+            write_offs=frozenset(m.name for job in after.values() for m in job.members if m.state is _WRITTEN_OFF),
+        )
+
+    def _supply(self, jobs: Iterable[Job]) -> Supply:
+        taken = {n for job in jobs for m in job.members if m.state is not MemberState.GONE for n in m.devices}
+        count = self._executor.accelerators
+        return Supply(
+            nonces=tuple(secrets.token_hex(16) for _ in range(_NONCES_AT_ONCE)),
+            devices=free_devices(taken, count, count),
+            node=self._executor.node,
+        )
+
+    def _plan_capacity(self, after: Mapping[JobId, Job], now: float) -> CapacityObserved | None:
+        """A new report if anything in it changed, or the last one is old."""
+        node = observe_node(after.values(), name=self._executor.node, flavor=DEFAULT_FLAVOR, size=self._executor.size)
+        published = self._published
+        is_due = now - self._published_at >= self._settings.capacity_seconds
+        if published is not None and published.nodes == (node,) and not is_due:
+            return None
+        revision = published.revision + 1 if published is not None else 1
+        return CapacityObserved(revision=revision, nodes=(node,))
+
+    def _plan_catalogue(self, now: float) -> tuple[tuple[JobId, Checkpoint], ...]:
+        if now - self._catalogued_at < _CATALOGUE_SECONDS:
+            return ()
+        return tuple((job_id, word) for job_id, view in self._memory.jobs.items() for word in view.words)
+
+    # -- committing and acting ----------------------------------------------------------------------------------
+
+    async def _save(self, tx: Transaction, planned: Round) -> None:
+        changes = [
+            (planned.before[job_id], replace(planned.before[job_id], job=decision.job))
+            for job_id, decision in planned.decisions.items()
+        ]
+        await save_jobs(tx, changes)
+        await save_checkpoints(tx, planned.checkpoints, now=self._clock.now())
+        if planned.capacity is not None:
+            await save_capacity(tx, planned.capacity)
+            tx.publish(_draft(CLUSTER_KEY, None, planned.capacity))
+        for job_id, decision in planned.decisions.items():
+            for event in decision.events:
+                tx.publish(_draft(job_id, decision.job, event))
+
+    def _adopt(self, planned: Round) -> None:
+        """What was decided stands: make it visible, then act on it."""
+        now = self._clock.monotonic()
+        if planned.capacity is not None:
+            self._published, self._published_at = planned.capacity, now
+            self._told_write_offs = planned.write_offs
+        if planned.checkpoints:
+            self._catalogued_at = now
+        for job_id, decision in planned.decisions.items():
+            view = self._memory.jobs.get(job_id)
+            if view is None:
+                continue
+            self._note(view, planned.before[job_id].job, decision, now)
+            for effect in decision.effects:
+                self._act(view, decision.job, effect)
+            self._endpoint.tidy(decision.job)
+            if planned.checkpoints:
+                catalogued = [word for owner, word in planned.checkpoints if owner == job_id]
+                view.words = [word for word in view.words if word not in catalogued]
+            self._memory.commit(replace(planned.before[job_id], job=decision.job))
+        self._members.set(sum(len(view.job.held()) for view in self._memory.jobs.values()))
+
+    def _note(self, view: JobView, before: Job, decision: Decision, now: float) -> None:
+        view.since = dict(decision.since)
+        if decision.job.checkpoint != before.checkpoint:
+            view.announced_at = now
+        if any(event.TYPE == "tide.worker.checkpoint_failed.v1" for event in decision.events):
+            view.failure, view.failure_at = None, now
+        log_changes(self._log, before, decision.job, decision.events)
+        for member in decision.job.members:
+            former = before.member(member.name)
+            if member.state is MemberState.GONE and (former is None or former.state is not MemberState.GONE):
+                self._ends.labels(member.attributed_to.value if member.attributed_to else "none").inc()
+
+    def _act(self, view: JobView, job: Job, effect: Effect) -> None:
+        match effect:
+            case StartMember():
+                self._executor.start(effect.member)
+            case AnswerAdmission():
+                view.asking.pop(effect.member, None)
+                self._endpoint.answer_admission(effect.member, effect.nonce, effect.refusal)
+            case OfferGeneration():
+                self._offers.inc()
+                self._endpoint.offer(job, effect.generation)
+            case WithdrawGeneration():
+                self._endpoint.withdraw(job, effect.generation)
+            case AskToStop():
+                self._endpoint.ask_to_stop(effect.member, grace_seconds=effect.grace_seconds, reason=effect.reason)
+            case Terminate():
+                self._executor.terminate(effect.member)
+            case Kill():
+                self._executor.kill(effect.member)
+
+
+_WRITTEN_OFF: Final = MemberState.WRITTEN_OFF
+
+
+def _draft(key: str, job: Job | None, data: EventData) -> Draft[EventData]:
+    return Draft(key=key, tenant=job.tenant if job is not None else DEFAULT_TENANT, data=data)
