@@ -26,7 +26,6 @@ from schemas.events.allocation import AllocationClosed, AllocationEvicted, Alloc
 from schemas.events.capacity import CapacityObserved
 from schemas.events.job import JobChanged, RequestRegister
 from schemas.events.scaling import ScalingProposed
-from schemas.registry import EventData
 from schemas.vocabulary import JobId, JobPhase, QueueName, WaitCode
 from services.intake.core.batches import Created, KeyReused, Repeated
 from services.intake.core.changes import Change, Changed, TooLate, Unchanged, Wrong, plan_cancel, plan_patch
@@ -254,7 +253,7 @@ class Desk:
                         _refuse_what_never_fits(record, change.request, None if seen is None else seen.observed)
                     await save_request(tx, job_id, change.request)
                     data = JobChanged(request=change.request, by=caller.user, reason=reason)
-                    tx.publish(Draft[EventData](key=job_id, tenant=record.tenant, data=data))
+                    tx.publish(Draft(key=job_id, tenant=record.tenant, data=data))
         if isinstance(change, Changed):
             _log.info(
                 "job_changed", job_id=job_id, version=record.request.version, cancelled=record.request.cancelled

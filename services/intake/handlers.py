@@ -25,7 +25,7 @@ class Projection:
             await delete_environments(tx, [ending.job_id for ending in folded.endings])
         tx.publish(
             *(
-                Draft[EventData](key=ending.job_id, tenant=ending.tenant, data=ending.data)
+                Draft(key=ending.job_id, tenant=ending.tenant, data=ending.data)
                 for ending in folded.endings
             )
         )

@@ -1,13 +1,12 @@
 """What the API reads: jobs, lists, places in queues, history, capacity."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Select, Text, and_, bindparam, cast, func, not_, or_, select, tuple_
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -76,7 +75,7 @@ def _conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
         conditions.append(jobs.c.job_id < wanted.before)
     exact = {key: value for key, value in wanted.labels if value is not None}
     if exact:
-        conditions.append(jobs.c.labels.contains(cast(json.dumps(exact), JSONB)))
+        conditions.append(jobs.c.labels.contains(exact))
     keys = [key for key, value in wanted.labels if value is None]
     if keys:
         conditions.append(jobs.c.labels.has_all(cast(keys, ARRAY(Text))))

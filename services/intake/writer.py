@@ -8,7 +8,6 @@ from datetime import timedelta
 
 from schemas.envelope import Draft
 from schemas.events.job import JobSubmitted
-from schemas.registry import EventData
 from services.intake.core.batches import Answer, Holder, answer_to, split_by_key
 from services.intake.settings import IntakeSettings
 from services.intake.store import Submission, load_key_holders, save_submissions
@@ -166,7 +165,7 @@ def _publish(tx: Transaction, new: Sequence[Submission]) -> None:
     """Each event carries the trace of its own request, although they share a transaction."""
     if isinstance(tx, PostgresTransaction):
         tx.traces = {item.job_id: None if item.trace is None else str(item.trace) for item in new}
-    tx.publish(*(Draft[EventData](key=item.job_id, tenant=item.tenant, data=to_submitted(item)) for item in new))
+    tx.publish(*(Draft(key=item.job_id, tenant=item.tenant, data=to_submitted(item)) for item in new))
 
 
 def to_submitted(item: Submission) -> JobSubmitted:
