@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import Row, Text, TextClause, bindparam, select, text
@@ -10,32 +10,14 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from schemas.vocabulary import JobId, TenantName, UtilisationMeasure
+from services.metrics.core.batch import StoredJob
 from services.metrics.core.curves import CurveCursor, CurvePoint
 from services.metrics.core.groups import Track
 from services.metrics.core.signals import Sample
 from services.metrics.core.window import Window
 from services.metrics.tables import curves, jobs, samples
+from shared.instant import Instant
 from shared.runtime.service import Transaction
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instant:
-    """One moment on both clocks: rows keep the wall clock, memory counts on the monotonic one."""
-
-    wall: datetime
-    us: int
-
-    def to_us(self, at: datetime) -> int:
-        return self.us - (self.wall - at) // timedelta(microseconds=1)
-
-    def to_wall(self, us: int) -> datetime:
-        return self.wall - timedelta(microseconds=self.us - us)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredJob:
-    track: Track
-    is_ended: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +164,7 @@ def _to_stored_job(row: Row[Any], at: Instant) -> StoredJob:
         generation=row.generation,
         workers=row.workers,
         ended_attempt=row.ended_attempt,
-        window=None if opened_at is None else Window(opened_us=min(at.us, at.to_us(opened_at))),
+        window=None if opened_at is None else Window(opened_us=at.to_us(opened_at)),
         curve=CurveCursor(next_index=row.curve_next, stride=row.curve_stride),
     )
     return StoredJob(track=track, is_ended=row.ended_at is not None)

@@ -162,11 +162,12 @@ def start_group(track: Track, *, attempt: int, generation: int, workers: int, no
 
 def end_attempt(track: Track, *, attempt: int, now_us: int, rules: Rules) -> Outcome:
     """The attempt is over: what was reported since the last window is the last one."""
-    ended = max(track.ended_attempt, attempt)
+    if attempt <= track.ended_attempt:
+        return Outcome(track=track)
     closing = track.attempt <= attempt and _has_reports(track)
     outcome = _close(track, now_us=now_us, rules=rules, last=True) if closing else Outcome(track=track)
     window = None if track.attempt <= attempt else outcome.track.window
-    return replace(outcome, track=replace(outcome.track, ended_attempt=ended, window=window))
+    return replace(outcome, track=replace(outcome.track, ended_attempt=attempt, window=window))
 
 
 def due_us(track: Track, *, now_us: int, rules: Rules) -> int | None:
