@@ -25,17 +25,22 @@ T = TypeVar("T")
 
 
 def to_json(adapter: TypeAdapter[T], value: T) -> str:
-    return storable(adapter.dump_json(value))
+    """Exactly: what users sent is refused rather than changed."""
+    return adapter.dump_json(value).decode()
+
+
+def to_storable_json(adapter: TypeAdapter[T], value: T) -> str:
+    r"""What others said, with U+FFFD for ``\u0000``, which Postgres refuses in jsonb: a view, not the truth."""
+    return _storable(adapter.dump_json(value))
 
 
 def event_json(data: EventData) -> str:
-    return storable(encode(data))
-
-
-def storable(document: bytes) -> str:
-    r"""Postgres refuses ``\u0000`` in jsonb: what others wrote with it is kept with U+FFFD instead."""
-    return document.replace(b"\\u0000", b"\\ufffd").decode()
+    return _storable(encode(data))
 
 
 def storable_text(text: str) -> str:
     return text.replace("\x00", "\ufffd")
+
+
+def _storable(document: bytes) -> str:
+    return document.replace(b"\\u0000", b"\\ufffd").decode()

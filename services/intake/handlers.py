@@ -23,12 +23,7 @@ class Projection:
         await save_folded(tx, folded, now=now)
         if folded.endings:
             await delete_environments(tx, [ending.job_id for ending in folded.endings])
-        tx.publish(
-            *(
-                Draft(key=ending.job_id, tenant=ending.tenant, data=ending.data)
-                for ending in folded.endings
-            )
-        )
+        tx.publish(*(Draft(key=ending.job_id, tenant=ending.tenant, data=ending.data) for ending in folded.endings))
 
     def on_committed(self) -> None:
         """Subscribers read the log, not this."""

@@ -19,7 +19,7 @@ from services.intake.codecs import (
     WAITING,
     event_json,
     storable_text,
-    to_json,
+    to_storable_json,
 )
 from services.intake.core.readmodel import Folded, HistoryRow, QueueSeen, Registers, filed_under
 from services.intake.store import REGISTER_COLUMNS, to_registers
@@ -54,7 +54,7 @@ async def save_folded(tx: Transaction, folded: Folded, *, now: datetime) -> None
     if folded.queues:
         await tx.execute(_SAVE_QUEUES, as_arrays(_QUEUES, map(_queue_row, folded.queues)))
     if folded.capacity is not None:
-        row = (folded.capacity.revision, now, to_json(CAPACITY, folded.capacity))
+        row = (folded.capacity.revision, now, to_storable_json(CAPACITY, folded.capacity))
         await tx.execute(_SAVE_CAPACITY, as_arrays(_CAPACITY, [row]))
 
 
@@ -139,11 +139,11 @@ def _register_row(job_id: JobId, job: Registers) -> tuple[Any, ...]:
         job_id,
         filed_under(job).value,
         job.submitted_xid,
-        to_json(GRANT, job.grant),
-        to_json(WAITING, job.waiting),
-        to_json(GROUP, job.group),
-        to_json(MEASURED, job.measured),
-        to_json(PROPOSAL, job.proposal),
+        to_storable_json(GRANT, job.grant),
+        to_storable_json(WAITING, job.waiting),
+        to_storable_json(GROUP, job.group),
+        to_storable_json(MEASURED, job.measured),
+        to_storable_json(PROPOSAL, job.proposal),
     )
 
 
@@ -165,4 +165,4 @@ def _history_row(row: HistoryRow) -> tuple[Any, ...]:
 
 
 def _queue_row(row: QueueSeen) -> tuple[Any, ...]:
-    return (row.tenant, row.queue, row.sequence.xid, row.sequence.id, to_json(QUEUE, row.observed))
+    return (row.tenant, row.queue, row.sequence.xid, row.sequence.id, to_storable_json(QUEUE, row.observed))
