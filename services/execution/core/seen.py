@@ -96,8 +96,8 @@ class Seen:
     """One look at a job. ``settled``: the time to rejoin after a restart is over, or everyone is back.
 
     ``asking`` are processes that ask for admission, with their nonce. ``stores`` are generations whose rendezvous
-    store lives in this process. ``checkpoint`` is the newest whole one of the applied line, if known; ``checkpoint_word`` the
-    last that a member announced; ``checkpoint_failure`` the last that failed, with its reason.
+    store lives in this process. ``checkpoint`` is the newest whole one of the applied line, if that is known.
+    ``checkpoint_word`` is the last that a member announced, ``checkpoint_failure`` the last that failed, and why.
     """
 
     reports: Mapping[MemberName, Report] = field(default_factory=lambda: MappingProxyType({}))
