@@ -81,7 +81,7 @@ _RECENT_SAMPLES: Final = text(
     """
     select s.* from metrics.samples s left join metrics.jobs j on j.job_id = s.job_id
      where s.received_at >= :since and j.ended_at is null
-       and (   (s.received_at >= j.window_opened_at and (s.attempt, s.generation) = (j.attempt, j.generation))
+       and (   (s.received_at > j.window_opened_at and (s.attempt, s.generation) = (j.attempt, j.generation))
             or (s.received_at >= :fresh
                 and (j.job_id is null or (s.attempt, s.generation) > (j.attempt, j.generation))))
      order by s.received_at, s.job_id, s.member, s.sequence

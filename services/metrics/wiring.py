@@ -1,5 +1,7 @@
 """How metrics is put together."""
 
+from typing import Final
+
 from schemas.vocabulary import Topic
 from services.metrics.handlers import MetricsHandler
 from services.metrics.http.curves import curves_router
@@ -9,9 +11,11 @@ from services.metrics.writer import Retention, SampleWriter
 from shared.http import make_app
 from shared.runtime.service import ServiceContext, ServiceParts
 
+CONSUMES: Final = frozenset({Topic.WORKER, Topic.JOB})
 
-def build(context: ServiceContext) -> ServiceParts:
-    settings = MetricsSettings.load()
+
+def build(context: ServiceContext, settings: MetricsSettings | None = None) -> ServiceParts:
+    settings = settings or MetricsSettings.load()
     handler = MetricsHandler(
         clock=context.clock,
         rules=settings.rules(),
@@ -30,7 +34,7 @@ def build(context: ServiceContext) -> ServiceParts:
     app.include_router(curves_router(context))
     return ServiceParts(
         handler=handler,
-        consumes=frozenset({Topic.WORKER, Topic.JOB}),
+        consumes=CONSUMES,
         app=app,
         loops=(writer.run, retention.run),
     )

@@ -137,7 +137,8 @@ def _verdict(
 def start_group(track: Track, *, attempt: int, generation: int, workers: int, now_us: int, rules: Rules) -> Outcome:
     """A generation has started: the window of the one before closes, and the reports that waited are counted.
 
-    The new window begins at the first of them, else now. What is no news (an older group) changes nothing.
+    The new window begins just before the first of them, else now: what a window counts was received after its
+    beginning, so that rows tell. What is no news (an older group) changes nothing.
     """
     if attempt <= track.ended_attempt or (attempt, generation) <= (track.attempt, track.generation):
         return Outcome(track=track)
@@ -150,7 +151,7 @@ def start_group(track: Track, *, attempt: int, generation: int, workers: int, no
         attempt=attempt,
         generation=generation,
         workers=workers,
-        window=Window(opened_us=min([now_us, *(w.received_us for w in mine)])),
+        window=Window(opened_us=min([now_us, *(w.received_us - 1 for w in mine)])),
         seen={},
         rate=StepRate(),
         aside=later,
