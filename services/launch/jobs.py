@@ -56,7 +56,8 @@ def release_jobs(url: str, state: Path) -> int:
     wanted = _read(state)
     released = 0
     with httpx.Client(base_url=url, timeout=10.0, trust_env=False) as client:
-        for job_id, version in wanted.items():
+        # Those that ran were held last: they get their room back before those that waited may take it.
+        for job_id, version in reversed(wanted.items()):
             change = {"held": False, "reason": REASON_UP}
             response = client.patch(f"/v1/jobs/{job_id}", json=change, headers={"If-Match": f'"{version}"'})
             if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:

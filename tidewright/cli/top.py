@@ -19,6 +19,7 @@ _PALETTE: Final = ("green", "blue", "magenta", "cyan", "yellow", "bright_red", "
 _PHASE_STYLES: Final = {"Running": "green", "Starting": "cyan", "Draining": "yellow", "Queued": "yellow"}
 _MILLI: Final = 1000
 _JOBS_MAX: Final = 40
+_PIPE_COLUMNS: Final = 200
 
 
 @click.command(
@@ -38,6 +39,8 @@ def top(session: Session, once: bool, interval_seconds: float) -> None:
     Utilisation names its measure: nvml (of the GPU) or wall (busy time over wall time).
     """
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PIPE_COLUMNS)
     with session.client(watching=not once) as client:
         if once or not console.is_terminal:
             console.print(picture(client))
