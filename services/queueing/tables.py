@@ -48,6 +48,7 @@ workloads = Table(
     Column("floor", Integer, nullable=False),
     Column("size_before", Integer, nullable=False),
     Column("admission_order", BigInteger, nullable=False),
+    Column("granted_at_revision", BigInteger, nullable=False),
     Column("job_failures", Integer, nullable=False),
     Column("platform_failures", Integer, nullable=False),
     Column("back_off_seconds", Double, nullable=False),

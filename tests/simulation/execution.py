@@ -264,9 +264,7 @@ class Execution:
         for m in self.members:
             if m.node == node and m.written_off_at is None:
                 counts[m.job_id, m.role] = counts.get((m.job_id, m.role), 0) + 1
-        return tuple(
-            NodeMembers(job_id=job_id, role=role, members=n) for (job_id, role), n in sorted(counts.items())
-        )
+        return tuple(NodeMembers(job_id=job_id, role=role, members=n) for (job_id, role), n in sorted(counts.items()))
 
 
 def _group_started(target: Target) -> GroupStarted:

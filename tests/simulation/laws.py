@@ -122,6 +122,9 @@ def check_counters(commit: Commit) -> None:
             raise LawBroken("epochs rise", f"{job_id}: {data.epoch} after {epoch}")
         if isinstance(data, AllocationGranted) and data.attempt <= attempt:
             raise LawBroken("every run is an attempt of its own", f"{job_id}: {data.attempt} after {attempt}")
+        after = commit.after.workloads.get(job_id)
+        if isinstance(data, AllocationGranted) and after and after.back_off_seconds > 0:
+            raise LawBroken("back-off claims nothing", f"{job_id} is granted in its pause")
 
 
 def check_placement(commit: Commit) -> None:
@@ -137,8 +140,9 @@ def check_placement(commit: Commit) -> None:
             standing = sum(
                 m.members * _size_of_role(commit.after.workloads[m.job_id], m.role)
                 for m in node.members
-                if m.job_id in commit.after.workloads and charge(commit.after.workloads[m.job_id])
-                if m.job_id != job_id
+                if m.job_id in commit.after.workloads
+                and charge(commit.after.workloads[m.job_id])
+                and commit.after.workloads[m.job_id].granted_at_revision < capacity.revision
             )
             leaving = sum(
                 max(0, _standing_of(capacity, w) - charge(w))
@@ -187,6 +191,8 @@ def check_victims(commit: Commit) -> None:
     for job_id, data in commit.events:
         if not isinstance(data, AllocationResized | AllocationEvicted):
             continue
+        if data.reason.code in (DecisionCode.SHRANK_FOR_SHORTAGE, DecisionCode.PREEMPTED_FOR_SHORTAGE):
+            _check_shortage(commit, job_id)
         if data.reason.code not in (_SHRUNK_FOR, _EVICTED_FOR):
             continue
         victim = after.workloads[job_id]
@@ -198,8 +204,24 @@ def check_victims(commit: Commit) -> None:
             raise LawBroken("victims are less urgent", f"{job_id} gives room to class {top}")
         if is_uniform(after):
             given = size(victim, commit.before.workloads[job_id].granted) if data.reason.code is _EVICTED_FOR else 1
-            if not any(_is_short_without(after, claimant, given) for claimant in claimants):
+            having = [after.workloads[p.job_id] for p in after.promises.values() if p.origins]
+            if not any(_is_short_without(after, claimant, given) for claimant in having):
                 raise LawBroken("no redundant victim", f"{job_id} gave {given} too many")
+
+
+def _check_shortage(commit: Commit, job_id: JobId) -> None:
+    """What is leaving counts as gone: nobody gives back more than what is granted exceeds the cluster by."""
+    victim = commit.after.workloads[job_id]
+    was = commit.before.workloads[job_id]
+    least = size(was, was.granted) if victim.standing is Standing.DRAINING else 1
+    for_others = sum(
+        size(before, before.granted) - size(after, after.granted)
+        for key, data in commit.events
+        if isinstance(data, AllocationResized | AllocationEvicted) and data.reason.code in (_SHRUNK_FOR, _EVICTED_FOR)
+        for before, after in [(commit.before.workloads[key], commit.after.workloads[key])]
+    )
+    if is_uniform(commit.after) and commit.after.granted + for_others + least <= commit.after.slots:
+        raise LawBroken("shortage counts what is granted", f"{job_id} gave back {least} too many")
 
 
 def check_nothing_is_left_lying(commit: Commit) -> None:
@@ -254,7 +276,7 @@ def p_size(books: Books, promise: Promise) -> int:
 def _takes(books: Books, w: Workload) -> int:
     known = books.workloads.get(w.job_id)
     promise = books.promises.get(w.job_id)
-    return (charge(known) if known else 0) + (p_size(books, promise) if promise else 0)
+    return (size(known, known.granted) if known else 0) + (p_size(books, promise) if promise else 0)
 
 
 def _is_short_without(books: Books, claimant: Workload, given: int) -> bool:
@@ -271,11 +293,7 @@ def _could_grow(w: Workload) -> bool:
     wanted = min(max(w.wanted, w.request.workers_min), w.request.workers_max)
     still = all(h <= g for g, h in zip(w.granted, w.held, strict=True))
     return (
-        w.standing is Standing.RUNNING
-        and w.is_resizable
-        and w.back_off_seconds == 0
-        and w.workers < wanted
-        and still
+        w.standing is Standing.RUNNING and w.is_resizable and w.back_off_seconds == 0 and w.workers < wanted and still
     )
 
 

@@ -18,8 +18,8 @@ _INBOX = (Topic.JOB, Topic.WORKER, Topic.CAPACITY, Topic.SCALING)
 class Story:
     """One world and the budget of faults that it will see."""
 
-    def __init__(self, seed: int, *, mixed: bool | None = None) -> None:
-        self.rng = rng = random.Random(seed)
+    def __init__(self, rng: random.Random, *, mixed: bool | None = None) -> None:
+        self.rng = rng
         self.mixed = rng.random() < 0.25 if mixed is None else mixed
         largest = 4 if self.mixed else 3
         counts = [rng.randint(1, largest) for _ in range(rng.choice((1, 2, 2, 3)))]
@@ -35,11 +35,17 @@ class Story:
             "crash": rng.choice((0, 1, 3)),
             "proposal": rng.choice((0, 2, 4)),
             "ending": rng.choice((0, 1, 3)),
+            "repeat": rng.choice((0, 0, 3)),
         }
         self.steps = rng.choice((20, 40, 80, 120))
 
     def run(self) -> None:
         """Safety under faults, then liveness without any."""
+        self._act()
+        self._heal()
+        self.world.finish_all()
+
+    def _act(self) -> None:
         for _ in range(self.steps):
             actions = self.actions()
             if not actions:
@@ -48,8 +54,11 @@ class Story:
             self.world.trace.append(name)
             act()
             self.world.check()
-        self._heal()
-        self.world.finish_all()
+
+    def go(self, steps: int) -> None:
+        """So many actions, each checked; for tests that look at the state in between."""
+        self.steps = steps
+        self._act()
 
     def actions(self) -> list[Action]:
         world, execution = self.world, self.world.execution
@@ -68,6 +77,9 @@ class Story:
         if world.has_allocations():
             found.append((4.0, "execution reads", world.execution_reads))
         found.append((0.4, "capacity report", world.report))
+        if self.budget["repeat"] > 0:
+            for topic in (t for t in _INBOX if world.log[t]):
+                found.append((0.2, f"a word on {topic.name} is repeated", lambda t=topic: self._repeat(t)))
         if world.book.paused:
             found.append((0.5, "time passes", self._pass_time))
         for member in execution.members:
@@ -113,7 +125,9 @@ class Story:
 
     def _request_actions(self) -> list[Action]:
         world, found = self.world, []
-        open_jobs = [j for j in sorted(world.submitted) if j not in world.outcomes and not world.requests[j].cancelled]
+        open_jobs = [
+            j for j in sorted(world.submitted) if j not in world.outcomes and not world.requests[j].cancelled
+        ]
         for j in open_jobs if self.budget["request"] > 0 else ():
             held = world.requests[j].held
             found.append((0.2, f"cancel {j}", lambda j=j: self._change(j, cancelled=True)))
@@ -127,7 +141,9 @@ class Story:
             if w.standing is Standing.RUNNING and w.request.workers_max > w.request.workers_min:
                 n = self.rng.randint(w.request.workers_min, w.request.workers_max)
                 ago = self.rng.choice((0, 0, 1))
-                found.append((0.3, f"propose {w.job_id} {n} -{ago}", lambda j=w.job_id, n=n, a=ago: self._propose(j, n, a)))
+                found.append(
+                    (0.3, f"propose {w.job_id} {n} -{ago}", lambda j=w.job_id, n=n, a=ago: self._propose(j, n, a))
+                )
         return found
 
     def _node_actions(self) -> list[Action]:
@@ -161,6 +177,10 @@ class Story:
             self.world.turn(counts, crash=True)
         else:
             self.world.reload()
+
+    def _repeat(self, topic: Topic) -> None:
+        self.budget["repeat"] -= 1
+        self.world.repeat(topic)
 
     def _pass_time(self) -> None:
         self.world.now += self.rng.choice((1.0, 5.0, 20.0))

@@ -96,6 +96,10 @@ class World:
         said = ScalingProposed(epoch=epoch, workers=workers, gain_per_worker=None, reason="utilisation")
         self._append(Topic.SCALING, job_id, said)
 
+    def repeat(self, topic: Topic) -> None:
+        """A word comes again, after others: nobody dropped it on the way."""
+        self.log[topic].append(self.rng.choice(self.log[topic]))
+
     # -- queueing -------------------------------------------------------------------------------------------------
     def turn(self, counts: dict[Topic, int], *, crash: bool = False) -> None:
         """Queueing takes so many events of each topic and commits; or crashes before the commit."""
@@ -110,9 +114,7 @@ class World:
                 positions[topic] += 1
                 if isinstance(data := decode(kind, payload), JobSubmitted) and key in self.rows.tombstones:
                     continue
-                drafts += _keyed(
-                    cycle.apply_word(self.book, key, DEFAULT_TENANT, data, now=self.now, rules=RULES)
-                )
+                drafts += _keyed(cycle.apply_word(self.book, key, DEFAULT_TENANT, data, now=self.now, rules=RULES))
         cycle.end_pauses(self.book, now=self.now)
         planned, _ = cycle.settle(self.book, now=self.now, rules=RULES)
         drafts += _keyed(planned)
@@ -135,8 +137,7 @@ class World:
         rows = self.rows
         self.book = Book.restored(
             workloads=[
-                to_workload(row, rows.charges[job_id], rows.waiting[job_id])
-                for job_id, row in rows.workloads.items()
+                to_workload(row, rows.charges[job_id], rows.waiting[job_id]) for job_id, row in rows.workloads.items()
             ],
             promises=[to_promise(row) for row in rows.promises],
             capacity=to_capacity(rows.capacity) if rows.capacity else None,
@@ -196,9 +197,7 @@ class World:
                 live[member.job_id, member.role] = live.get((member.job_id, member.role), 0) + 1
         for (job_id, role), count in live.items():
             w = charged.get(job_id)
-            held = {
-                r.name: max(g, h) for r, g, h in zip(w.roles, w.granted, w.held, strict=True)
-            } if w else {}
+            held = {r.name: max(g, h) for r, g, h in zip(w.roles, w.granted, w.held, strict=True)} if w else {}
             if count > held.get(role, 0):
                 raise LawBroken("live within charge", f"{job_id} {role}: {count} live, charged {held}")
 
@@ -281,6 +280,8 @@ class World:
                 up = sum(1 for m in self.execution.held(w.job_id) if m.is_up and not m.leaving)
                 if up != sum(w.granted):
                     raise LawBroken("what is granted runs", f"{w.job_id}: {up} of {w.granted}")
+            if w.request != self.requests[w.job_id]:
+                raise LawBroken("the highest version wins", f"{w.job_id}: {w.request}")
         if self.book.parked:
             raise LawBroken("parked words are heard", str(self.book.parked[0]))
         if self.book.promises:

@@ -104,6 +104,10 @@ class Book:
         self.workloads[workload.job_id] = workload
         self._index(workload)
 
+    def knows(self, job_id: JobId) -> bool:
+        """True if it is open, or has closed since the last ``take_changes``: then no row tells of it yet."""
+        return job_id in self.workloads or job_id in self._changed
+
     def set_promises(self, promises: Iterable[Promise]) -> None:
         promised = {promise.job_id: promise for promise in promises}
         if promised != self.promises:

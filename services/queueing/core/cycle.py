@@ -100,6 +100,7 @@ def carry_out(book: Book, decision: Decision, *, now: float) -> Step:
                 workers=decision.workers,
                 flavor=decision.flavor,
                 order=book.orders,
+                revision=_revision(book),
                 reason=decision.reason,
             )
         case Resize():
@@ -112,7 +113,7 @@ def carry_out(book: Book, decision: Decision, *, now: float) -> Step:
 
 
 def _submit(book: Book, job_id: JobId, tenant: TenantName, data: JobSubmitted) -> list[Draft[EventData]]:
-    if job_id in book.workloads:
+    if book.knows(job_id):
         return []
     return _put(book, words.on_submitted(job_id, tenant, data))
 
@@ -121,11 +122,15 @@ def _on_word(book: Book, job_id: JobId, data: EventData, *, now: float, rules: R
     workload = book.workloads.get(job_id)
     if workload is None:
         return []
-    step = _step(workload, data, now=now, rules=rules)
+    step = _step(workload, data, revision=_revision(book), now=now, rules=rules)
     return _put(book, step) if step is not None else []
 
 
-def _step(workload: Workload, data: EventData, *, now: float, rules: Rules) -> Step | None:
+def _revision(book: Book) -> int:
+    return book.capacity.revision if book.capacity is not None else 0
+
+
+def _step(workload: Workload, data: EventData, *, revision: int, now: float, rules: Rules) -> Step | None:
     match data:
         case JobChanged():
             return words.on_changed(workload, data.request)
@@ -142,7 +147,7 @@ def _step(workload: Workload, data: EventData, *, now: float, rules: Rules) -> S
         case StartFailed():
             return words.on_start_failed(workload, data, now=now, rules=rules)
         case GroupEnded():
-            return words.on_group_ended(workload, data, now=now, rules=rules)
+            return words.on_group_ended(workload, data, revision=revision, now=now, rules=rules)
         case _:
             return None
 

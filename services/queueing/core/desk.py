@@ -11,7 +11,7 @@ from typing import Final
 from schemas.events.allocation import Reason
 from schemas.vocabulary import FlavorName, JobId
 from services.queueing.core import ledger
-from services.queueing.core.gang import members_at
+from services.queueing.core.gang import members_at, minimum_of
 from services.queueing.core.ordering import is_ahead, urgency_order
 from services.queueing.core.placement import Claim, Members, Room, Site, place, reserve
 from services.queueing.core.values import (
@@ -25,6 +25,7 @@ from services.queueing.core.values import (
     View,
     Workload,
 )
+from services.queueing.core.wording import workers_text
 
 
 class Desk:
@@ -53,10 +54,10 @@ class Desk:
         """Beside all that is granted: what there will be once everything that is leaving has left."""
         return self._room(flavor, charged=False)
 
-    def room_if(self, flavor: FlavorName, changed: Mapping[JobId, Workload]) -> Room:
-        """``room_coming`` if these workloads stood as given."""
+    def room_if(self, flavor: FlavorName, changed: Mapping[JobId, Workload], *, charged: bool = False) -> Room:
+        """``room_coming`` (``charged``: ``room_now``) if these workloads stood as given."""
         workloads = (changed.get(job_id, workload) for job_id, workload in self.workloads.items())
-        return self.sites[flavor].room(c for w in workloads for c in _claims(w, flavor, charged=False))
+        return self.sites[flavor].room(c for w in workloads for c in self._claims(w, flavor, charged=charged))
 
     def beside_promises(self, room: Room, flavor: FlavorName, promises: tuple[Promise, ...]) -> Room:
         """``room`` less what is promised, in this order; a promise that is not covered takes what it can."""
@@ -92,7 +93,14 @@ class Desk:
 
     # -- decisions ------------------------------------------------------------------------------------------------
     def admit(self, workload: Workload, flavor: FlavorName, workers: int, reason: Reason) -> None:
-        step = ledger.grant(workload, workers=workers, flavor=flavor, order=_NEWEST, reason=reason)
+        step = ledger.grant(
+            workload,
+            workers=workers,
+            flavor=flavor,
+            order=_NEWEST,
+            revision=self.capacity.revision,
+            reason=reason,
+        )
         self.promises.pop(workload.job_id, None)
         self._put(step.workload, reason)
 
@@ -125,7 +133,9 @@ class Desk:
         reason = self.reasons[after.job_id]
         if before.standing is Standing.WAITING:
             assert after.flavor is not None
-            return Grant(job_id=after.job_id, flavor=after.flavor, workers=after.workers, reason=reason)
+            size = f"starts with {workers_text(after.workers)}"
+            told = replace(reason, detail=f"{reason.detail}; {size}")
+            return Grant(job_id=after.job_id, flavor=after.flavor, workers=after.workers, reason=told)
         if after.standing is Standing.DRAINING:
             return Evict(job_id=after.job_id, reason=reason)
         if after.workers == before.workers:
@@ -140,9 +150,21 @@ class Desk:
     def _room(self, flavor: FlavorName, *, charged: bool) -> Room:
         key = (flavor, charged)
         if key not in self._rooms:
-            claims = (c for w in self.workloads.values() for c in _claims(w, flavor, charged=charged))
+            claims = (c for w in self.workloads.values() for c in self._claims(w, flavor, charged=charged))
             self._rooms[key] = self.sites[flavor].room(claims)
         return self._rooms[key]
+
+    def _claims(self, workload: Workload, flavor: FlavorName, *, charged: bool) -> tuple[Claim, ...]:
+        """What the workload takes there. The report knows nothing yet of members granted on it or after it."""
+        if workload.flavor != flavor:
+            return ()
+        counts = ledger.charge_of(workload) if charged else workload.granted
+        is_fresh = workload.granted_at_revision >= self.capacity.revision
+        return tuple(
+            Claim(job_id=workload.job_id, role=role.name, size=role.resources, count=count, is_fresh=is_fresh)
+            for role, count in zip(workload.roles, counts, strict=True)
+            if count > 0
+        )
 
 
 _NEWEST: Final = 2**62
@@ -160,9 +182,19 @@ def promises_ahead(desk: Desk, workload: Workload, flavor: FlavorName) -> tuple[
     )
 
 
-def with_members(workload: Workload, workers: int, flavor: FlavorName) -> Workload:
-    """The workload as if it were granted so many workers: for looking at the room that would be left."""
-    return replace(workload, granted=members_at(workload, workers), flavor=flavor)
+def with_workers(workload: Workload, workers: int) -> Workload:
+    """A running workload as if it were granted so many workers: for looking at the room that would be left."""
+    return replace(workload, granted=members_at(workload, workers))
+
+
+def as_started(desk: Desk, workload: Workload, flavor: FlavorName) -> Workload:
+    """A waiting workload as if its minimum were granted."""
+    return replace(
+        workload,
+        granted=minimum_of(workload),
+        flavor=flavor,
+        granted_at_revision=desk.capacity.revision,
+    )
 
 
 def _sites(capacity: Capacity, workloads: list[Workload]) -> dict[FlavorName, Site]:
@@ -172,14 +204,3 @@ def _sites(capacity: Capacity, workloads: list[Workload]) -> dict[FlavorName, Si
     flavors |= {workload.flavor for workload in workloads if workload.flavor is not None}
     ordered = tuple(sorted(names))
     return {flavor: Site(flavor, capacity, names=ordered) for flavor in sorted(flavors)}
-
-
-def _claims(workload: Workload, flavor: FlavorName, *, charged: bool) -> tuple[Claim, ...]:
-    if workload.flavor != flavor:
-        return ()
-    counts = ledger.charge_of(workload) if charged else workload.granted
-    return tuple(
-        Claim(job_id=workload.job_id, role=role.name, size=role.resources, count=count)
-        for role, count in zip(workload.roles, counts, strict=True)
-        if count > 0
-    )

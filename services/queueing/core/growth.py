@@ -2,7 +2,7 @@
 
 from schemas.events.allocation import Reason
 from services.queueing.core import ledger, reasons
-from services.queueing.core.desk import Desk, with_members
+from services.queueing.core.desk import Desk, with_workers
 from services.queueing.core.gang import wanted_workers
 from services.queueing.core.ordering import growing_order
 from services.queueing.core.placement import place
@@ -41,7 +41,7 @@ def has_room_for_one(desk: Desk, workload: Workload) -> bool:
     flavor = workload.flavor
     assert flavor is not None
     promises = promises_before_growth(desk, workload)
-    grown = with_members(workload, workload.workers + 1, flavor)
+    grown = with_workers(workload, workload.workers + 1)
     more = tuple(after - now for after, now in zip(ledger.charge_of(grown), ledger.charge_of(workload), strict=True))
     free = desk.beside_promises(desk.room_now(flavor), flavor, promises)
     if place(free, desk.vectors(workload.job_id, more, flavor)) is None:

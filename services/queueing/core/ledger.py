@@ -37,8 +37,8 @@ def held_at_least_granted(workload: Workload) -> tuple[int, ...]:
     return charge_of(workload)
 
 
-def grant(workload: Workload, *, workers: int, flavor: FlavorName, order: int, reason: Reason) -> Step:
-    """Admit a waiting gang: a new attempt. ``order`` is the count of admissions so far."""
+def grant(workload: Workload, *, workers: int, flavor: FlavorName, order: int, revision: int, reason: Reason) -> Step:
+    """Admit a waiting gang: a new attempt. ``order``: admissions so far; ``revision``: of the capacity report."""
     assert workload.standing is Standing.WAITING
     floor = workload.request.workers_min
     assert workers >= floor or not any(role.elastic for role in workload.roles)
@@ -52,6 +52,7 @@ def grant(workload: Workload, *, workers: int, flavor: FlavorName, order: int, r
         flavor=flavor,
         floor=floor,
         order=order,
+        granted_at_revision=revision,
         size_before=0,
         waiting=None,
         overdue="",
@@ -61,7 +62,7 @@ def grant(workload: Workload, *, workers: int, flavor: FlavorName, order: int, r
     return Step(workload=admitted, events=(_granted(admitted, reason),))
 
 
-def retry_in_place(workload: Workload, *, reason: Reason) -> Step:
+def retry_in_place(workload: Workload, *, revision: int, reason: Reason) -> Step:
     """A new attempt on the room that the job has: the charge stays what is granted."""
     assert workload.standing is Standing.RUNNING
     again = replace(
@@ -69,6 +70,7 @@ def retry_in_place(workload: Workload, *, reason: Reason) -> Step:
         epoch=workload.epoch + 1,
         attempt=next_attempt(workload),
         held=nobody(workload),
+        granted_at_revision=revision,
         overdue="",
         started_at=None,
         checkpointed_at=None,

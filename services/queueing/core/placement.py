@@ -31,6 +31,8 @@ class Claim:
     role: str
     size: Resources
     count: int
+    is_fresh: bool = False
+    """True if those that the report names are of an earlier attempt: all are packed freshly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ class Site:
         for claim in claims:
             size = self.vector(claim.size)
             spare = _less(spare, size, claim.count)
-            standing = self.standing.get((claim.job_id, claim.role), ())
+            standing = () if claim.is_fresh else self.standing.get((claim.job_id, claim.role), ())
             missing = claim.count - sum(count for _, count in standing)
             if missing >= 0:
                 _occupy(bins, standing, size)

@@ -9,14 +9,14 @@
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from typing import TypeAlias
 
-from schemas.vocabulary import FlavorName
+from schemas.vocabulary import FlavorName, JobId
 from services.queueing.core import reasons
-from services.queueing.core.desk import Desk, promises_ahead, with_members
+from services.queueing.core.desk import Desk, as_started, promises_ahead
 from services.queueing.core.explain import why_waiting
 from services.queueing.core.gang import minimum_of
 from services.queueing.core.growth import grow_class
@@ -88,11 +88,11 @@ def promised_members(workload: Workload) -> tuple[int, ...]:
 def relieve_shortage(desk: Desk) -> None:
     """If more is granted than there is, take it back, least urgent first, whatever the class."""
     for flavor in sorted(desk.sites):
-        if not is_short(desk, flavor):
+        if not is_short(desk, flavor, {}):
             continue
 
         def is_enough(taking: Taking, flavor: FlavorName = flavor) -> bool:
-            return is_within(desk.room_if(flavor, stands_after(desk, taking, flavor)).spare)
+            return not is_short(desk, flavor, stands_after(desk, taking))
 
         shrinkable, evictable = everybody_on(desk, flavor)
         taking = plan_preemption(shrinkable=shrinkable, evictable=evictable, is_enough=is_enough)
@@ -100,9 +100,9 @@ def relieve_shortage(desk: Desk) -> None:
         _carry_out(desk, taking, None)
 
 
-def is_short(desk: Desk, flavor: FlavorName) -> bool:
-    """What is leaving counts as gone: only what is granted can be short of room."""
-    return not is_within(desk.room_coming(flavor).spare)
+def is_short(desk: Desk, flavor: FlavorName, changed: Mapping[JobId, Workload]) -> bool:
+    """Whether more is granted than there is, if ``changed`` stood as given. What is leaving counts as gone."""
+    return not is_within(desk.room_if(flavor, changed).spare)
 
 
 def run_pass(desk: Desk, classes: Sequence[tuple[int, Sequence[Line]]], *, restarts: int) -> list[Workload] | None:
@@ -122,10 +122,19 @@ def run_pass(desk: Desk, classes: Sequence[tuple[int, Sequence[Line]]], *, resta
                 return None
             if fate is not Fate.GRANTED:
                 waiting.append(workload)
-            if fate in (Fate.GRANTED, Fate.PROMISED) and place_in_line + 1 < len(lines[index]):
-                heapq.heappush(heap, (urgency_order(lines[index][place_in_line + 1]), index, place_in_line + 1))
+            behind = lines[index][place_in_line + 1 :]
+            if behind and (fate is not Fate.WAITS or _goes_on(desk, workload, behind)):
+                heapq.heappush(heap, (urgency_order(behind[0]), index, place_in_line + 1))
         grow_class(desk, urgency)
     return waiting
+
+
+def _goes_on(desk: Desk, workload: Workload, behind: Line) -> bool:
+    """Whether the rest of a line matters although ``workload`` gets nothing: it waits only for what was taken from
+    itself, or somebody behind it has a promise that is to be looked at again.
+    """
+    made_room = any(workload.job_id in promise.origins for promise in desk.promises.values())
+    return made_room or any(other.job_id in desk.promises for other in behind)
 
 
 def consider(desk: Desk, workload: Workload) -> Fate:
@@ -156,8 +165,10 @@ def can_start(desk: Desk, workload: Workload, flavor: FlavorName) -> bool:
     members = desk.vectors(workload.job_id, minimum_of(workload), flavor)
     if place(desk.beside_promises(desk.room_now(flavor), flavor, promises), members) is None:
         return False
-    started = with_members(workload, workload.request.workers_min, flavor)
-    return not promises or desk.keeps_promises(flavor, promises, desk.room_if(flavor, {workload.job_id: started}))
+    if not promises:
+        return True
+    started = {workload.job_id: as_started(desk, workload, flavor)}
+    return desk.keeps_promises(flavor, promises, desk.room_if(flavor, started))
 
 
 def is_covered(desk: Desk, workload: Workload, flavor: FlavorName) -> bool:
@@ -173,7 +184,7 @@ def choose_victims(desk: Desk, workload: Workload, flavor: FlavorName) -> Taking
     members = desk.vectors(workload.job_id, minimum_of(workload), flavor)
 
     def is_enough(taking: Taking) -> bool:
-        room = desk.room_if(flavor, stands_after(desk, taking, flavor))
+        room = desk.room_if(flavor, stands_after(desk, taking))
         return place(desk.beside_promises(room, flavor, promises), members) is not None
 
     return plan_preemption(

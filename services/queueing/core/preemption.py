@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from schemas.vocabulary import FlavorName, JobId
-from services.queueing.core.desk import Desk, with_members
+from services.queueing.core.desk import Desk, with_workers
 from services.queueing.core.gang import nobody
 from services.queueing.core.ordering import eviction_order, shrinking_order
 from services.queueing.core.values import Rules, Standing, Workload
@@ -81,11 +81,9 @@ def everybody_on(desk: Desk, flavor: FlavorName) -> tuple[tuple[Workload, ...], 
     return tuple(shrinkable), tuple(sorted(running, key=lambda w: eviction_order(w, now=desk.now)))
 
 
-def stands_after(desk: Desk, taking: Taking, flavor: FlavorName) -> dict[JobId, Workload]:
+def stands_after(desk: Desk, taking: Taking) -> dict[JobId, Workload]:
     """The victims as they would stand, for looking at the room: what leaves counts as gone."""
-    after = {
-        job_id: with_members(desk.workloads[job_id], workers, flavor) for job_id, workers in taking.shrunk.items()
-    }
+    after = {job_id: with_workers(desk.workloads[job_id], workers) for job_id, workers in taking.shrunk.items()}
     for job_id in taking.evicted:
         workload = desk.workloads[job_id]
         after[job_id] = replace(workload, granted=nobody(workload))

@@ -15,9 +15,9 @@ def admission(desk: Desk, workload: Workload, flavor: FlavorName) -> Reason:
     if promise is not None and promise.origins:
         return Reason(
             code=DecisionCode.ADMITTED_PROMISE,
-            detail=f"the room that was made for it is free: {needs} for its minimum on {flavor}",
+            detail=f"the room that was made for it on {flavor} is free: {needs}",
         )
-    return Reason(code=DecisionCode.ADMITTED_IDLE, detail=f"{needs} for its minimum are free on {flavor}")
+    return Reason(code=DecisionCode.ADMITTED_IDLE, detail=f"its minimum fits into idle room on {flavor}: {needs}")
 
 
 def preemption(victim: Workload, claimant: Workload | None) -> Reason:

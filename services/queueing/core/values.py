@@ -49,7 +49,9 @@ class Workload:
     ``floor``: workers that the present grant must not go below; a raised minimum changes it at the next
     admission. ``wanted``: size wished for, by the user or by the last accepted proposal; shrinking for others
     leaves it alone. ``size_before``: workers it had before others took some, 0 if they did not.
-    ``order`` counts admissions of all jobs: the highest was admitted last. Fields that end in ``_at`` or
+    ``order`` counts admissions of all jobs: the highest was admitted last.
+    ``granted_at_revision``: the capacity report that this attempt was granted on; members that it names are of an
+    earlier attempt, which is over. Fields that end in ``_at`` or
     ``_until`` are seconds of this process's monotonic clock and are not saved.
     """
 
@@ -76,6 +78,7 @@ class Workload:
     floor: int = 0
     size_before: int = 0
     order: int = 0
+    granted_at_revision: int = 0
     job_failures: int = 0
     platform_failures: int = 0
     back_off_seconds: float = 0.0

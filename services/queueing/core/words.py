@@ -143,8 +143,11 @@ def on_start_failed(workload: Workload, data: StartFailed, *, now: float, rules:
     return ledger.evict(paused, reason=reason, requeue=True)
 
 
-def on_group_ended(workload: Workload, data: GroupEnded, *, now: float, rules: Rules) -> Step:
-    """The attempt is over: close, try again in place, or wait again. The only end of an eviction."""
+def on_group_ended(workload: Workload, data: GroupEnded, *, revision: int, now: float, rules: Rules) -> Step:
+    """The attempt is over: close, try again in place, or wait again. The only end of an eviction.
+
+    ``revision``: of the capacity report that is known.
+    """
     in_ledger = workload.standing in (Standing.RUNNING, Standing.DRAINING)
     if not in_ledger or data.attempt != workload.attempt:
         return Step(workload=workload)
@@ -163,8 +166,8 @@ def on_group_ended(workload: Workload, data: GroupEnded, *, now: float, rules: R
         return _drained(workload)
     if failed_by_itself:
         detail = f"attempt {workload.attempt} failed ({data.reason}): failure {workload.job_failures} of the job"
-        return ledger.retry_in_place(workload, reason=to_reason(DecisionCode.RETRIED, detail))
-    return _after_platform_failure(workload, data, now=now, rules=rules)
+        return ledger.retry_in_place(workload, revision=revision, reason=to_reason(DecisionCode.RETRIED, detail))
+    return _after_platform_failure(workload, data, revision=revision, now=now, rules=rules)
 
 
 def on_pause_over(workload: Workload) -> Step:
@@ -228,7 +231,7 @@ def _drained(workload: Workload) -> Step:
     return freed
 
 
-def _after_platform_failure(workload: Workload, data: GroupEnded, *, now: float, rules: Rules) -> Step:
+def _after_platform_failure(workload: Workload, data: GroupEnded, *, revision: int, now: float, rules: Rules) -> Step:
     was_steady = (
         workload.started_attempt == workload.attempt
         and workload.started_at is not None
@@ -239,7 +242,7 @@ def _after_platform_failure(workload: Workload, data: GroupEnded, *, now: float,
     pause = pause_after_platform_failure(failures, rules)
     detail = f"the platform ended attempt {workload.attempt} ({data.reason})"
     if pause == 0:
-        return ledger.retry_in_place(workload, reason=to_reason(DecisionCode.RETRIED, detail))
+        return ledger.retry_in_place(workload, revision=revision, reason=to_reason(DecisionCode.RETRIED, detail))
     paused = replace(workload, back_off_seconds=pause, back_off_until=now + pause)
     reason = to_reason(DecisionCode.FAILED, f"{detail}, {failures} times in a row: next start in {pause:g} s")
     return ledger.set_aside(paused, reason=reason, waiting=ledger.back_off_waits(pause))

@@ -32,6 +32,7 @@ TABLES = (
         floor integer not null,
         size_before integer not null,
         admission_order bigint not null,
+        granted_at_revision bigint not null,
         job_failures integer not null,
         platform_failures integer not null,
         back_off_seconds double precision not null,
