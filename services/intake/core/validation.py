@@ -164,7 +164,7 @@ def _environment_errors(environment: dict[str, str]) -> list[Invalid]:
                 Invalid(
                     field=f"/environment/{name}",
                     detail="is set by the system for every worker",
-                    way_out="choose another name",
+                    way_out="choose any other name",
                 )
             )
     size = sum(len(name.encode()) + len(value.encode()) for name, value in environment.items())

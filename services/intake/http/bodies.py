@@ -10,10 +10,13 @@ from starlette.requests import Request
 from schemas.api.jobs import Invalid
 from services.intake.http.documents import Limits, read_json, read_yaml
 from shared.errors import Rejected
-from shared.problems import Unprocessable, to_unprocessable
+from shared.problems import Unprocessable, to_invalid, to_pointer, to_unprocessable
 
 JSON_TYPES: Final = ("application/json", "application/merge-patch+json")
 YAML_TYPES: Final = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
+_BRANCHES: Final = frozenset({"str", "constrained-str", "int", "float"})
+"""How pydantic names the branches of the only union there is, ``Quantity``, in the place of an error."""
+_QUANTITY: Final = "a number, or text such as 500m, 2 or 512Mi"
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -46,7 +49,20 @@ def parse(body: bytes, *, content_type: str, model: type[M], limits: Limits) -> 
     try:
         return model.model_validate_json(text)
     except ValidationError as exc:
-        raise to_unprocessable(exc, model) from exc
+        raise _refusal(exc, model) from exc
+
+
+def _refusal(exc: ValidationError, model: type[BaseModel]) -> Unprocessable | Rejected:
+    """As ``to_unprocessable``, with one error for a value that no branch of a union takes, at the value itself."""
+    errors = exc.errors(include_url=False, include_input=False)
+    branches = [error["loc"][:-1] for error in errors if error["loc"] and error["loc"][-1] in _BRANCHES]
+    if not branches:
+        return to_unprocessable(exc, model)
+    found = [to_invalid(error, model) for error in errors if error["loc"][:-1] not in branches]
+    places = sorted({to_pointer(location) for location in branches})
+    return Unprocessable(
+        [*found, *(Invalid(field=place, detail="is not a quantity", way_out=_QUANTITY) for place in places)]
+    )
 
 
 def hash_of(model: BaseModel, *context: str) -> bytes:

@@ -64,6 +64,8 @@ def read_yaml(text: bytes, *, limits: Limits) -> Value:
         for event in yaml.parse(text, Loader=_LOADER):
             builder.take(event)
     except yaml.MarkedYAMLError as exc:
+        if "nesting depth" in str(exc.problem):
+            raise _too_deep(limits) from exc
         mark = exc.problem_mark
         place = "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
         raise malformed("YAML", f"{exc.problem or 'not understood'}{place}", way_out="check the indentation") from exc
