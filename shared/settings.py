@@ -20,6 +20,7 @@ from schemas.vocabulary import ServiceName
 CONFIG_VARIABLE: Final = "TIDE_CONFIG"
 """Names the TOML file; without it there is none."""
 SECRET_BYTES: Final = 32
+_SECTIONS: Final = frozenset({"installation", "launch", *ServiceName})
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -186,7 +187,7 @@ class _FileSection(PydanticBaseSettingsSource):
             content = tomllib.loads(Path(path).read_text())
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
             raise SourceError(f"{CONFIG_VARIABLE}={path}: {exc}") from exc
-        unknown = sorted(set(content) - {"installation", *ServiceName})
+        unknown = sorted(set(content) - _SECTIONS)
         if unknown:
             raise SourceError(f"{CONFIG_VARIABLE}={path}: unknown section [{unknown[0]}]")
         values = content.get(self._section, {})

@@ -27,7 +27,8 @@ _UNAVAILABLE: Final = frozenset(
     }
 )
 _UNAVAILABLE_CLASSES: Final = ("08", "53", "57P", "58", "XX")
-_POISON_CLASSES: Final = ("22", "23")
+_POISON_CLASSES: Final = ("22", "23", "54")
+"""Data that no column takes, a constraint that is broken, a limit that is exceeded."""
 
 
 @contextmanager
@@ -77,4 +78,4 @@ def translation(exc: SQLAlchemyError) -> Exception | None:
 
 def _first_line(exc: DBAPIError) -> str:
     """The server's message without the statement and its values."""
-    return (str(exc.orig).splitlines() or [""])[0].partition(": ")[2] or type(exc.orig).__name__
+    return (str(exc.orig).splitlines() or [type(exc.orig).__name__])[0]

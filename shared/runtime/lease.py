@@ -176,25 +176,33 @@ class PostgresLease:
             "pid": process.pid,
             "start": process.start,
         }
+        _living_owners.add(owner)  # before its row can be seen
+        try:
+            term = await self._take(row)
+        except BaseException:
+            _living_owners.discard(owner)
+            raise
+        self.is_standby = term is None
+        if term is None:
+            _living_owners.discard(owner)
+            return False
+        self._row.update(owner=owner, term=term)
+        self._held_until = sent + self._timing.lease_seconds
+        self._instruments.lease_held.set(1)
+        _log.info("lease_taken", service=self._row["service"], term=term)
+        return True
+
+    async def _take(self, row: dict[str, Any]) -> int | None:
+        """The new term; None if another holds it or was quicker."""
         with connecting():
             async with self._single.connect() as connection:
                 held = (await connection.execute(_LOOK, self._row)).one_or_none()
                 if held is None:
-                    term = (await connection.execute(_FIRST, {**row, "term": 1})).scalar()
-                elif held.expired or _is_gone(held):
-                    take = {**row, "term": held.term + 1, "seen_owner": held.owner, "is_gone": not held.expired}
-                    term = (await connection.execute(_TAKE, take)).scalar()
-                else:
-                    term = None
-        self.is_standby = term is None
-        if term is None:
-            return False
-        self._row.update(owner=owner, term=term)
-        self._held_until = sent + self._timing.lease_seconds
-        _living_owners.add(owner)
-        self._instruments.lease_held.set(1)
-        _log.info("lease_taken", service=self._row["service"], term=term)
-        return True
+                    return (await connection.execute(_FIRST, {**row, "term": 1})).scalar()
+                if not (held.expired or _is_gone(held)):
+                    return None
+                take = {**row, "term": held.term + 1, "seen_owner": held.owner, "is_gone": not held.expired}
+                return (await connection.execute(_TAKE, take)).scalar()
 
     async def run_renewal(self, stopping: asyncio.Event) -> None:
         """Renew until ``stopping``. Raises LeaseLost once another process has it.
