@@ -170,9 +170,10 @@ def close_descriptors(*, keep: tuple[int, ...] = ()) -> None:
 def reset_signals() -> None:
     """A fork inherits dispositions and the mask; a handler of the zygote's has no business in a worker."""
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as in every interpreter: a lost peer is an error, not an end
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
@@ -237,6 +238,8 @@ def _execute(request: StartRequest, environment: Mapping[str, str]) -> int:
         arguments = [*request.command, *request.args]
     else:
         arguments = [request.interpreter or sys.executable, request.script or "", *request.args]
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         os.execvpe(arguments[0], arguments, environment)  # noqa: S606 - the user's command, without a shell
     except OSError as error:

@@ -1,0 +1,13 @@
+"""What goes wrong in a training script, and what goes wrong with a group."""
+
+
+class ElasticError(Exception):
+    """The script uses this package in a way that cannot work; the text says how to mend it."""
+
+
+class GroupBroken(Exception):
+    """A collective did not come to its end: a peer is gone, stuck, or has let the group go."""
+
+
+class CheckpointBroken(Exception):
+    """A folder that is no whole checkpoint: a file is missing, cut off or changed."""

@@ -1,0 +1,244 @@
+"""A training group of one generation: forming it, its collectives, and noticing at once that it is broken."""
+
+import json
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, NoReturn
+
+from tidewright import protocol
+from tidewright.elastic import sockets
+from tidewright.elastic.backend import GLOO, Backend, core, make_process_group
+from tidewright.elastic.errors import GroupBroken
+
+STORE_SECONDS: Final = 60
+HUNG_SECONDS: Final = 5.0
+"""How long a collective may stay away after its group was cut: one that was begun after the cut may hang for ever."""
+_GO: Final = "tide/go"
+_PADDLE_ERRORS: Final = (RuntimeError, ValueError, OSError)
+
+
+class Group:
+    """A connected group; with one member there is nothing to connect and collectives do nothing."""
+
+    def __init__(self, form: protocol.Form, *, backend: Backend, store: Any, process_group: Any) -> None:
+        self.generation = form.generation
+        self.rank = form.rank
+        self.world = form.world
+        self.backend = backend
+        self._store = store
+        self._process_group = process_group
+        self._descriptors: list[int] = []
+        self._store_descriptors: list[int] = []
+        self._watchdog: _Watchdog | None = None
+        self._broken = False
+        self.collective_since: float | None = None
+        """monotonic; when the collective under way began"""
+
+    @property
+    def is_solo(self) -> bool:
+        return self.world == 1
+
+    @property
+    def is_broken(self) -> bool:
+        return self._broken
+
+    # -- collectives --------------------------------------------------------------------------------------------
+
+    def sum(self, tensor: Any) -> None:
+        """All-reduce in place. Raises GroupBroken."""
+        self._run(lambda: self._process_group.all_reduce(tensor, core.ReduceOp.SUM, True))
+
+    def max(self, tensor: Any) -> None:
+        self._run(lambda: self._process_group.all_reduce(tensor, core.ReduceOp.MAX, True))
+
+    def broadcast(self, tensor: Any, source: int) -> None:
+        self._run(lambda: self._process_group.broadcast(tensor, source, True))
+
+    def _run(self, begin: Callable[[], Any]) -> None:
+        if self.is_solo:
+            return
+        self.check()
+        self.collective_since = time.monotonic()
+        try:
+            begin().wait()
+        except _PADDLE_ERRORS as error:
+            raise GroupBroken(
+                str(error).strip().splitlines()[-1][:200] if str(error).strip() else "raised"
+            ) from error
+        finally:
+            self.collective_since = None
+
+    def check(self) -> None:
+        """A collective that is begun on a cut group may hang for ever, so this stands before every one."""
+        if self._broken or (self._descriptors and sockets.is_cut(self._descriptors)):
+            self._broken = True
+            raise GroupBroken("a peer is gone")
+
+    # -- from formed to used ------------------------------------------------------------------------------------
+
+    def announce_source(self) -> None:
+        """Let those come to the transfer who wait outside any collective, since gloo itself gives up after 30 s."""
+        if not self.is_solo:
+            with suppress(*_PADDLE_ERRORS):  # the store is gone: they come when they notice that
+                self._store.set(_GO, b"1")
+
+    def wait_for_source(self) -> None:
+        """Return once the source is there, or the store is gone; blocks, so in a thread of its own."""
+        store = self._store
+        if store is not None:
+            with suppress(*_PADDLE_ERRORS):
+                store.wait(_GO)
+
+    # -- watching and leaving ------------------------------------------------------------------------------------
+
+    def adopt_sockets(self, descriptors: list[int], *, to_store: list[int]) -> None:
+        self._descriptors = descriptors
+        self._store_descriptors = to_store
+        sockets.notice_lost_hosts(descriptors)
+
+    def watch(self, on_broken: Callable[["Group"], None], on_hung: Callable[["Group"], None]) -> None:
+        """Have a thread cut this group as soon as a peer is gone. Replaces a watch that is there."""
+        self.unwatch()
+        if self._descriptors:
+            self._watchdog = _Watchdog(self, self._descriptors, on_broken, on_hung)
+            self._watchdog.start()
+
+    def unwatch(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.stop()
+            self._watchdog = None
+
+    def mark_broken(self) -> None:
+        self._broken = True
+        sockets.cut(self._descriptors)
+
+    def drop_broken(self) -> None:
+        """Give up a group whose collective has raised."""
+        self.unwatch()
+        self.mark_broken()
+        self._forget()
+
+    def let_go(self) -> None:
+        """Leave a group in which no collective of ours is under way; the peers notice at once."""
+        self.unwatch()
+        self._broken = True
+        sockets.let_go(self._descriptors)
+        self._forget()
+
+    def _forget(self) -> None:
+        sockets.let_go(self._store_descriptors)  # who waits in it for the source must come back
+        sockets.cut(self._store_descriptors)
+        sockets.close_all([*self._descriptors, *self._store_descriptors])
+        self._descriptors, self._store_descriptors = [], []
+        self._process_group = None
+        self._store = None
+
+
+class _Watchdog:
+    """Polls a group's sockets; in a full mesh each member sees each death by itself."""
+
+    def __init__(
+        self,
+        group: Group,
+        descriptors: list[int],
+        on_broken: Callable[[Group], None],
+        on_hung: Callable[[Group], None],
+    ) -> None:
+        self._group = group
+        self._own = [os.dup(descriptor) for descriptor in descriptors]
+        self._on_broken = on_broken
+        self._on_hung = on_hung
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="tide-watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped = True
+        os.eventfd_write(self._stop, 1)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        os.close(self._stop)
+
+    def _run(self) -> None:
+        poll = select.poll()
+        for descriptor in self._own:
+            poll.register(descriptor, sockets.CUT_EVENTS)
+        poll.register(self._stop, select.POLLIN)
+        poll.poll()
+        if not self._stopped:
+            self._group.mark_broken()
+            self._on_broken(self._group)
+            self._watch_for_a_hang()
+        sockets.close_all(self._own)
+
+    def _watch_for_a_hang(self) -> None:
+        cut_at = time.monotonic()
+        while not self._stopped and (since := self._group.collective_since) is not None:
+            if time.monotonic() - max(since, cut_at) > HUNG_SECONDS:
+                self._on_hung(self._group)
+                return
+            time.sleep(0.1)
+
+
+def form_group(form: protocol.Form, backend: Backend, *, on_store: Callable[[int], None]) -> Group:
+    """Connect the group of an offer; blocks until all members have come.
+
+    ``on_store`` gets a duplicate of the store's socket: shutting it down cancels the forming. Raises GroupBroken.
+    """
+    if form.world == 1:
+        return Group(form, backend=backend, store=None, process_group=None)
+    if form.store_host.startswith("127."):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    before = sockets.socket_inodes()
+    to_store: list[int] = []
+    try:
+        store = core.TCPStore(form.store_host, form.store_port, False, 0, STORE_SECONDS)
+        connections = sockets.connected_since(before)
+        to_store = [one.descriptor for one in connections if one.ends[3] == form.store_port]
+        sockets.set_no_delay(to_store)  # Paddle's client does not, and each word would take 40 ms
+        for descriptor in to_store:
+            on_store(os.dup(descriptor))
+        sockets.close_all(one.descriptor for one in connections if one.descriptor not in to_store)
+        before = sockets.socket_inodes()
+        process_group = make_process_group(
+            backend, store, rank=form.rank, world=form.world, generation=form.generation
+        )
+        group = Group(form, backend=backend, store=store, process_group=process_group)
+        group.adopt_sockets(_own_sockets(store, form, before) if backend.name == GLOO else [], to_store=to_store)
+    except (*_PADDLE_ERRORS, GroupBroken) as error:
+        sockets.close_all(to_store)
+        lines = str(error).strip().splitlines()
+        raise GroupBroken(lines[-1][:200] if lines else type(error).__name__) from error
+    return group
+
+
+def _own_sockets(store: Any, form: protocol.Form, before: dict[int, int]) -> list[int]:
+    """Publish what this member has, read what the others have: also the proof that everyone is connected."""
+    candidates = sockets.connected_since(before)
+    store.set(f"tide/sockets/{form.rank}", json.dumps([one.ends for one in candidates]).encode())
+    theirs: list[sockets.Ends] = []
+    for rank in range(form.world):
+        if rank != form.rank:
+            theirs += [tuple(ends) for ends in json.loads(bytes(store.get(f"tide/sockets/{rank}")))]
+    group, others = sockets.agreed(candidates, theirs)
+    sockets.close_all(others)
+    if len(group) < form.world - 1:
+        sockets.close_all(group)
+        raise GroupBroken(f"{len(group)} sockets of a group of {form.world} were found")
+    return group
+
+
+def die_as_lost(text: str) -> NoReturn:
+    """End this process in a way that counts as the platform's doing, so that it is replaced."""
+    with suppress(OSError):
+        os.write(2, f"tidewright: {text}\n".encode())
+    os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(1)

@@ -1,0 +1,398 @@
+"""How one member goes from group to group: join, swap, fall back, hold, leave, stop. Runs in the main thread.
+
+Everything here happens at a step boundary, when the body of the script's loop has ended, so that what the script does
+after ``job.apply`` (a scheduler's step) is part of the state that others receive.
+
+1. A new group is swapped to when the flags of one all-reduce say that everyone has formed it.
+2. The old group is kept until the second all-reduce of the new one, which proves that everyone passed the first.
+3. A collective that breaks before that leads back to the old group; after it, the state is held until the next offer.
+4. Leavers wait in a collective of the old group: it breaks when the others let go, and completes when they come back.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, NoReturn
+
+from tidewright import protocol
+from tidewright.elastic.errors import GroupBroken
+from tidewright.elastic.gradients import Agreement, Flags
+from tidewright.elastic.group import Group, die_as_lost
+from tidewright.elastic.keeper import Keeper
+from tidewright.elastic.ledger import Ledger, finite
+from tidewright.elastic.offers import Formation, Offers
+from tidewright.elastic.standing import Standing
+from tidewright.elastic.tracked import Tracked
+from tidewright.elastic.transfer import Position, bid, elect, hand_over
+
+STARTED_AFTER_STEPS: Final = 2
+_SETTLED: Final = 1 << 30
+
+
+@dataclass(slots=True)
+class Wishes:
+    """What others ask of this member; set by the connection or a signal, read at boundaries."""
+
+    stop_reason: str | None = None
+
+    @property
+    def stop(self) -> bool:
+        return self.stop_reason is not None
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a trainer works with."""
+
+    standing: Standing
+    offers: Offers
+    tracked: Tracked
+    ledger: Ledger
+    wishes: Wishes
+    changed: threading.Condition
+    say: Callable[[protocol.Message], None]
+    flush: Callable[[], None]
+    keeper: Keeper
+    plan: Mapping[str, Any]
+
+
+class Trainer:
+    """``group`` None: no group yet, or it is cut and the state is held."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.group: Group | None = None
+        self._old: Group | None = None
+        self._steps_in_group = 0
+        self._position = Position()
+        self._confirmed = False
+        """The state is of a group that has started: nobody can have gone on without it."""
+        self._agreement: Agreement | None = None
+        self._failure = ""
+        self._values_at_failure: bytes | None = None
+        self._last_step_ended: float | None = None
+        self._pause_seconds = 0.0
+        self._ready_generation = 0
+
+    @property
+    def step(self) -> int:
+        return self._position.step
+
+    # -- within a step --------------------------------------------------------------------------------------------
+
+    def flags(self, *, samples: int) -> Flags:
+        self._ready_generation = self._parts.offers.formed_generation
+        return Flags(samples=samples, ready_generation=self._ready_generation, stop=self._parts.wishes.stop)
+
+    def on_applied(self, agreement: Agreement | None) -> None:
+        """The optimizers have stepped."""
+        assert self.group is not None
+        now = time.monotonic()
+        self._agreement = agreement
+        self._steps_in_group += 1
+        ended_step = self.step
+        self._position = replace(self._position, step=ended_step + 1, generation=self.group.generation)
+        loss = finite(agreement.loss) if agreement is not None else self._parts.standing.view.loss
+        self._parts.standing.set(step=self.step, loss=loss)
+        self._parts.ledger.write("applied", **self._place(ended_step), loss=loss)
+        if self._steps_in_group == 1 and self._last_step_ended is not None:
+            self._pause_seconds = now - self._last_step_ended
+        if self._steps_in_group == STARTED_AFTER_STEPS:
+            self._started()
+        self._last_step_ended = now
+
+    def on_broken(self, error: GroupBroken) -> None:
+        """The all-reduce of a step has raised: the step will be done again."""
+        assert self.group is not None
+        self._failure = str(error) or "broken"
+        self._values_at_failure = self._parts.tracked.save_values()
+        if not self.group.backend.survives_a_lost_peer:
+            die_as_lost("a collective on GPUs has failed; this process is to be replaced")
+
+    def _place(self, step: int) -> dict[str, Any]:
+        assert self.group is not None
+        group = self.group
+        return {"step": step, "generation": group.generation, "rank": group.rank, "world": group.world}
+
+    def begun(self, *, data_epoch: int, ids: list[int]) -> None:
+        self._parts.ledger.write("begun", **self._place(self.step), data_epoch=data_epoch, ids=ids)
+
+    def _started(self) -> None:
+        assert self.group is not None
+        self._confirmed = True
+        resumed = self._position
+        word = protocol.Started(
+            generation=self.group.generation,
+            step=self.step,
+            rank=self.group.rank,
+            world=self.group.world,
+            pause_seconds=round(self._pause_seconds, 6),
+            resumed_generation=resumed.resumed_generation,
+            resumed_step=resumed.resumed_step,
+        )
+        self._parts.say(self._parts.standing.keep(word))
+        if self._old is not None:
+            self._old.let_go()
+            self._old = None
+
+    # -- between steps ----------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Be in a working group when this returns. May take as long as it takes; may end the process (SystemExit)."""
+        while True:
+            agreement, self._agreement = self._agreement, None
+            if self._failure:
+                self._recover()
+            elif self.group is None:
+                self._join()
+            elif agreement is not None and agreement.stop:
+                self._stop(as_writer=self.group.rank == 0)
+            elif agreement is not None and agreement.swap:
+                self._swap()
+            else:
+                self._keep_if_due()
+                return
+
+    def _recover(self) -> None:
+        """Rule 3. What the script changed after the failed step is taken back: the step comes again."""
+        assert self.group is not None
+        assert self._values_at_failure is not None
+        reason, self._failure = self._failure, ""
+        self._parts.tracked.load_values(self._values_at_failure)
+        broken, old = self.group, self._old
+        self.group, self._old = None, None
+        broken.drop_broken()
+        if old is not None:
+            self._return_to(old, failed=broken.generation)
+        else:
+            self._hold(reason)
+
+    def _return_to(self, old: Group, *, failed: int) -> None:
+        """The older generation goes on, from its most advanced member."""
+        parts = self._parts
+        self.group = None
+        old.watch(self._on_group_broken, self.on_hung)
+        try:
+            if not old.is_solo:
+                own = bid(step=self.step, rank=old.rank, may_be_source=True, is_named=False)
+                with _Syncing(parts.standing):
+                    source = elect(old, own_bid=own)
+                    self._position = hand_over(
+                        old, source, tracked=parts.tracked, plan=parts.plan, position=self._position
+                    )
+        except GroupBroken as error:
+            old.drop_broken()
+            self._hold(str(error))
+            return
+        self.group = old
+        self._steps_in_group = _SETTLED
+        self._use(old)
+        parts.ledger.write("fell_back", **self._place(self.step), failed=failed)
+        parts.say(protocol.FellBack(generation=old.generation, failed=failed))
+
+    def _hold(self, reason: str) -> None:
+        parts = self._parts
+        view = parts.standing.view
+        if not view.waiting:
+            parts.ledger.write(
+                "waiting", step=self.step, generation=view.generation, rank=view.rank, world=view.world
+            )
+        parts.standing.set(waiting=True)
+        parts.standing.forget(protocol.Started)
+        word = protocol.Waiting(generation=view.generation, step=self.step, reason=reason)
+        parts.say(parts.standing.keep(word))
+
+    def _swap(self) -> None:
+        """Rule 1. If the new group is lost meanwhile, the others find out in the transfer, and come back too."""
+        assert self.group is not None
+        parts, old, generation = self._parts, self.group, self._ready_generation
+        formation = parts.offers.take(generation)
+        if formation is None:
+            self._return_to(old, failed=generation)
+        elif formation.group is None:
+            self._leave(generation)
+        else:
+            try:
+                position = self._receive(formation)
+            except GroupBroken as error:
+                formation.group.drop_broken()
+                parts.say(protocol.FormFailed(generation=generation, reason=str(error)))
+                self._return_to(old, failed=generation)
+                return
+            old.unwatch()
+            self._old = old
+            self._adopt(formation, position)
+
+    def _leave(self, generation: int) -> None:
+        """Rule 4."""
+        assert self.group is not None
+        parts, old = self._parts, self.group
+        parts.standing.enter_phase("finishing")
+        if not old.is_solo:
+            try:
+                own = bid(step=self.step, rank=old.rank, may_be_source=True, is_named=False)
+                with _Syncing(parts.standing):
+                    source = elect(old, own_bid=own)
+                    self._position = hand_over(
+                        old, source, tracked=parts.tracked, plan=parts.plan, position=self._position
+                    )
+            except GroupBroken:
+                pass
+            else:
+                self._use(old)
+                parts.ledger.write("fell_back", **self._place(self.step), failed=generation)
+                parts.say(protocol.FellBack(generation=old.generation, failed=generation))
+                return
+        self._end_as_leaver()
+
+    def _end_as_leaver(self) -> NoReturn:
+        view = self._parts.standing.view
+        self._parts.ledger.write("left", step=self.step, generation=view.generation, rank=view.rank, world=view.world)
+        self._parts.say(self._parts.standing.keep(protocol.Left(generation=view.generation, step=self.step)))
+        self._parts.flush()
+        raise SystemExit(0)
+
+    def _join(self) -> None:
+        """Wait for an offer, without a group."""
+        formation = self._wait_for_offer()
+        if formation.group is None:
+            self._end_as_leaver()
+        try:
+            position = self._receive(formation)
+        except GroupBroken as error:
+            formation.group.drop_broken()
+            self._parts.say(protocol.FormFailed(generation=formation.form.generation, reason=str(error)))
+            return
+        self._adopt(formation, position)
+
+    def _wait_for_offer(self) -> Formation:
+        """An offer that can be used at once: it needs no transfer, or its source is there."""
+        parts = self._parts
+        while True:
+            if parts.wishes.stop:
+                self._stop(as_writer=self._confirmed)
+            with parts.changed:
+                formation = parts.offers.ready()
+                if formation is None:
+                    parts.standing.sync_since = None
+                elif formation.is_usable:
+                    return self._take(formation)
+                elif not formation.asked:
+                    parts.standing.sync_since = time.monotonic()
+                    parts.offers.ask_for_source(formation)
+                if not parts.wishes.stop:
+                    parts.changed.wait(1.0)  # a signal's handler does not notify
+
+    def _take(self, formation: Formation) -> Formation:
+        taken = self._parts.offers.take(formation.form.generation)
+        assert taken is formation
+        self._parts.standing.sync_since = None
+        return taken
+
+    def _receive(self, formation: Formation) -> Position:
+        """Get the state that the new group goes on with. Raises GroupBroken, and then nothing has changed."""
+        parts, form, group = self._parts, formation.form, formation.group
+        assert group is not None
+        parts.standing.enter_phase("loading")
+        position = replace(self._position, resumed_generation=0, resumed_step=0)
+        if form.source < 0 and formation.is_source:
+            position = parts.keeper.load(form.checkpoint)
+        if formation.is_source:
+            group.announce_source()
+        if group.is_solo:
+            return position
+        with _Syncing(parts.standing):
+            source = 0
+            if form.source >= 0:
+                named = formation.is_source
+                source = elect(
+                    group,
+                    own_bid=bid(
+                        step=self.step, rank=group.rank, may_be_source=named or self._confirmed, is_named=named
+                    ),
+                )
+            return hand_over(group, source, tracked=parts.tracked, plan=parts.plan, position=position)
+
+    def _adopt(self, formation: Formation, position: Position) -> None:
+        group, form = formation.group, formation.form
+        assert group is not None
+        parent = position.generation
+        source = "member" if form.source >= 0 else "checkpoint" if position.resumed_generation else "fresh"
+        shrunk_to_one = group.is_solo and self._old is not None and not self._old.is_solo
+        self.group = group
+        self._position = position
+        self._steps_in_group = 0
+        self._pause_seconds = 0.0
+        if form.source < 0:
+            self._confirmed = False
+            self._last_step_ended = None
+        self._parts.keeper.note(self.step)
+        group.watch(self._on_group_broken, self.on_hung)
+        self._use(group)
+        self._parts.ledger.write("adopted", **self._place(self.step), parent_generation=parent, source=source)
+        if shrunk_to_one:
+            self._parts.keeper.note(0)
+            self._parts.keeper.write(self.step)  # the only copy of the state: leavers wait until it is on the disk
+
+    def _use(self, group: Group) -> None:
+        standing = self._parts.standing
+        standing.forget(protocol.Waiting)
+        standing.forget(protocol.Started)
+        standing.set(generation=group.generation, rank=group.rank, world=group.world, step=self.step, waiting=False)
+
+    def _on_group_broken(self, _: Group) -> None:
+        """The watchdog has cut the group in use; the collective under way, or the next one, raises."""
+
+    def on_hung(self, group: Group) -> None:
+        """From the watchdog's thread: a collective does not come back from a cut group, so this process is lost."""
+        if self._confirmed:
+            self._parts.keeper.write(self.step)
+        die_as_lost(f"a collective of generation {group.generation} hangs; this process is to be replaced")
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def _stop(self, *, as_writer: bool) -> NoReturn:
+        parts = self._parts
+        if as_writer:
+            parts.keeper.write(self.step)
+        parts.keeper.wait()
+        view = parts.standing.view
+        parts.ledger.write("stopped", step=self.step, generation=view.generation, rank=view.rank, world=view.world)
+        parts.flush()
+        raise SystemExit(0)
+
+    def finish(self) -> None:
+        """Training is complete: say so for as long as this process lives, and keep the end for a restart."""
+        assert self.group is not None
+        parts = self._parts
+        parts.standing.enter_phase("finishing")
+        parts.ledger.write("finished", **self._place(self.step))
+        word = protocol.Finished(generation=self.group.generation, step=self.step)
+        parts.say(parts.standing.keep(word))
+        parts.offers.close("the training is complete")
+        if self.group.rank == 0:
+            parts.keeper.begin(self.step)
+
+    def _keep_if_due(self) -> None:
+        """Only in a group that has started: others may fall back from one that has not, and apply its steps anew."""
+        keeper = self._parts.keeper
+        if self._steps_in_group >= STARTED_AFTER_STEPS and keeper.is_due(self.step):
+            assert self.group is not None
+            if self.group.rank == 0:
+                keeper.begin(self.step)
+            else:
+                keeper.note(self.step)
+
+
+class _Syncing:
+    """While it lasts, others are told that this member waits for them."""
+
+    def __init__(self, standing: Standing) -> None:
+        self._standing = standing
+
+    def __enter__(self) -> None:
+        self._standing.sync_since = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._standing.sync_since = None

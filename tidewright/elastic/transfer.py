@@ -1,0 +1,111 @@
+"""Handing the state of training from one member of a group to all others."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from tidewright.elastic.backend import paddle
+from tidewright.elastic.errors import ElasticError
+from tidewright.elastic.group import Group
+from tidewright.elastic.tracked import Tracked, buckets, from_bytes, to_bytes
+
+_RANK_BITS: Final = 16
+RANKS_MAX: Final = (1 << _RANK_BITS) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where training stands, beside its tensors and values.
+
+    ``generation`` is the one that the state was last stepped in; ``resumed_generation`` and ``resumed_step`` are of
+    the checkpoint that this very transfer brings, 0 if it comes from a living member.
+    """
+
+    step: int = 0
+    generation: int = 0
+    resumed_generation: int = 0
+    resumed_step: int = 0
+
+
+def bid(*, step: int, rank: int, may_be_source: bool, is_named: bool) -> int:
+    """What a member says in the election: the greatest wins. The most advanced; of those the one that was named."""
+    if not may_be_source:
+        return 0
+    return ((step + 1) << (_RANK_BITS + 1)) | (int(is_named) << _RANK_BITS) | (RANKS_MAX - rank)
+
+
+def winner(greatest: int) -> int:
+    return RANKS_MAX - (greatest & RANKS_MAX)
+
+
+def elect(group: Group, *, own_bid: int) -> int:
+    """The rank of the source. Raises GroupBroken."""
+    value = paddle.to_tensor(np.array([own_bid], np.int64))
+    group.max(value)
+    return winner(int(value[0].item()))
+
+
+def hand_over(
+    group: Group, source: int, *, tracked: Tracked, plan: Mapping[str, Any], position: Position
+) -> Position:
+    """Broadcast everything from ``source`` and return its position.
+
+    Raises GroupBroken, and then nothing here has changed: what comes is written only once all of it is there. Raises
+    ElasticError if this process tracks other tensors, or goes through other data, than the source.
+    """
+    if group.is_solo:
+        return position
+    is_source = group.rank == source
+    tensors, values = tracked.tensors(), tracked.save_values() if is_source else b""
+    layout, course = _number(tracked.layout()), _number(json.dumps(dict(plan), sort_keys=True))
+    own = [position.step, position.generation, position.resumed_generation, position.resumed_step]
+    head = paddle.to_tensor(np.array([*own, len(values), layout, course], np.int64))
+    group.broadcast(head, source)
+    step, generation, resumed_generation, resumed_step, size, its_layout, its_course = (int(n) for n in head.numpy())
+    _check(layout == its_layout, course == its_course, source)
+    values = _broadcast_bytes(
+        group, source, np.frombuffer(values, np.uint8) if is_source else np.zeros(size, np.uint8)
+    )
+    arrived = []
+    for bucket in buckets(tensors):
+        arrived.append((bucket, _broadcast_bytes(group, source, to_bytes(bucket))))
+    if not is_source:
+        for bucket, data in arrived:
+            from_bytes(bucket, np.frombuffer(data, np.uint8))
+        tracked.load_values(values)
+    return replace(
+        position,
+        step=step,
+        generation=generation,
+        resumed_generation=resumed_generation,
+        resumed_step=resumed_step,
+    )
+
+
+def _broadcast_bytes(group: Group, source: int, data: "np.ndarray[Any, np.dtype[np.uint8]]") -> bytes:
+    if data.size == 0:
+        return b""
+    tensor = paddle.to_tensor(data)
+    group.broadcast(tensor, source)
+    return bytes(tensor.numpy().tobytes())
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
+
+
+def _check(same_layout: bool, same_course: bool, source: int) -> None:
+    if not same_layout:
+        raise ElasticError(
+            f"the tensors tracked here differ in number, shape or type from those of rank {source}: build the "
+            "model and call job.track in the same way in every process"
+        )
+    if not same_course:
+        raise ElasticError(
+            "job.steps was called here with another dataset size, global_batch, epochs, seed or shuffle than in "
+            f"rank {source}: every process must count the same steps"
+        )
