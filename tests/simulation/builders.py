@@ -43,7 +43,7 @@ def make_submitted(
     server_slots: int = 1,
     mode: Mode = Mode.LIVE,
     checkpoint_path: str | None = None,
-    policy: RestartPolicy = RestartPolicy(),
+    policy: RestartPolicy | None = None,
     held: bool = False,
     name: str = "job",
     grace_seconds: float = 30.0,
@@ -75,7 +75,7 @@ def make_submitted(
             script="train.py",
             checkpoint_path=checkpoint_path,
             grace_seconds=grace_seconds,
-            restart_policy=policy,
+            restart_policy=policy or RestartPolicy(),
         ),
     )
 

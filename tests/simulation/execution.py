@@ -1,7 +1,7 @@
 """A model of execution: it reads grants one by one, starts and ends members on nodes, and says what it saw.
 
-It keeps execution's side of the handshake to the letter, so what goes wrong in a simulation is queueing's doing. Members
-are physical: they take room on a node until they are gone, whatever anybody believes.
+It keeps execution's side of the handshake to the letter, so what goes wrong in a simulation is queueing's doing.
+Members are physical: they take room on a node until they are gone, whatever anybody believes.
 """
 
 import random

@@ -123,7 +123,8 @@ def check_counters(commit: Commit) -> None:
         if isinstance(data, AllocationGranted) and data.attempt <= attempt:
             raise LawBroken("every run is an attempt of its own", f"{job_id}: {data.attempt} after {attempt}")
         after = commit.after.workloads.get(job_id)
-        if isinstance(data, AllocationGranted) and after and after.back_off_seconds > 0:
+        is_admission = isinstance(data, AllocationGranted) and not _is_retry(commit, job_id)
+        if is_admission and after and after.back_off_seconds > 0:
             raise LawBroken("back-off claims nothing", f"{job_id} is granted in its pause")
 
 
@@ -145,7 +146,7 @@ def check_placement(commit: Commit) -> None:
                 and commit.after.workloads[m.job_id].granted_at_revision < capacity.revision
             )
             leaving = sum(
-                max(0, _standing_of(capacity, w) - charge(w))
+                max(0, _standing_of(capacity, w) - _least(commit, w))
                 for w in commit.after.workloads.values()
                 if any(m.job_id == w.job_id for m in node.members)
             )
@@ -240,7 +241,7 @@ def check_nothing_is_left_lying(commit: Commit) -> None:
                 raise LawBroken("work conservation", f"{w.job_id} could grow")
 
 
-# -- the arithmetic ---------------------------------------------------------------------------------------------------
+# -- the arithmetic -------------------------------------------------------------------------------------------
 def size(w: Workload, members: Sequence[int]) -> int:
     return sum(n * role.resources[SLOT] // MILLI for n, role in zip(members, w.roles, strict=True))
 
@@ -314,6 +315,12 @@ def _standing_of(capacity: Capacity, w: Workload) -> int:
     return sum(
         m.members * _size_of_role(w, m.role) for n in capacity.nodes for m in n.members if m.job_id == w.job_id
     )
+
+
+def _least(commit: Commit, w: Workload) -> int:
+    """What surely still stands of what the report names; the rest may be gone since."""
+    before = commit.before.workloads.get(w.job_id)
+    return min(charge(w), size(before, before.granted) if before else 0)
 
 
 def _is_retry(commit: Commit, job_id: JobId) -> bool:

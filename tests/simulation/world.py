@@ -1,8 +1,8 @@
 """Queueing and a model of execution under faults: delays, reordering across topics, lost nodes, stuck processes, and
 crashes of queueing between any two steps, after which it goes on from its saved rows alone.
 
-Time is virtual, the log is lists, a transaction is an assignment. Every commit is checked against the laws; at the end
-nothing breaks any more and everything has to settle.
+Time is virtual, the log is lists, a transaction is an assignment. Every commit is checked against the laws; at the
+end nothing breaks any more and everything has to settle.
 """
 
 import random
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from schemas.events.allocation import AllocationWaiting
 from schemas.events.job import JobChanged, JobSubmitted
 from schemas.events.scaling import ScalingProposed
 from schemas.registry import EventData, decode, encode
@@ -78,6 +79,8 @@ class World:
         self.rows = Rows()
         self.book = Book()
         self.trace: list[str] = []
+        self.counts: dict[str, int] = {}
+        """How often each kind of decision and fault occurred."""
         self._publish_said()
 
     # -- users and scaling ----------------------------------------------------------------------------------------
@@ -119,10 +122,15 @@ class World:
         planned, _ = cycle.settle(self.book, now=self.now, rules=RULES)
         drafts += _keyed(planned)
         if crash:
+            self._count("crash")
             self.reload()
             return
         self._save(positions)
+        self._count("parked", len(self.book.parked))
+        self._count("promises", len(self.book.promises))
         for key, data in drafts:
+            if not isinstance(data, AllocationWaiting):
+                self._count(data.reason.code.value)
             self._append(Topic.ALLOCATION, key, data)
             if data.TYPE == "tide.allocation.closed.v1":
                 self._close(key, data.outcome.value)
@@ -190,13 +198,12 @@ class World:
     # -- laws over both -------------------------------------------------------------------------------------------
     def check(self) -> None:
         """Nobody holds more than it is charged for."""
-        charged = {job_id: w for job_id, w in self.book.workloads.items()}
         live: dict[tuple[JobId, str], int] = {}
         for member in self.execution.members:
             if member.written_off_at is None:
                 live[member.job_id, member.role] = live.get((member.job_id, member.role), 0) + 1
         for (job_id, role), count in live.items():
-            w = charged.get(job_id)
+            w = self.book.workloads.get(job_id)
             held = {r.name: max(g, h) for r, g, h in zip(w.roles, w.granted, w.held, strict=True)} if w else {}
             if count > held.get(role, 0):
                 raise LawBroken("live within charge", f"{job_id} {role}: {count} live, charged {held}")
@@ -346,6 +353,9 @@ class World:
             rows.parked[word.ordinal] = parked_row(word)
         if changes.capacity is not None:
             rows.capacity = capacity_row(changes.capacity)
+
+    def _count(self, name: str, by: int = 1) -> None:
+        self.counts[name] = self.counts.get(name, 0) + by
 
     def _close(self, job_id: JobId, outcome: str) -> None:
         if job_id in self.outcomes:

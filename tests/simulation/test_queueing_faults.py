@@ -1,0 +1,331 @@
+"""Planted faults: each takes one rule of the protocol out of queueing, and a named law has to notice.
+
+A row names the rule, plants the fault, and names the laws that may notice it. Stories run from the row's first seed on
+until one breaks a law; the first law that is broken must be one of the row's.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from services.queueing.core import book, cycle, desk, growth, ledger, plan, preemption, values, words
+from services.queueing.core.placement import is_within
+from tests.simulation.laws import LawBroken
+from tests.simulation.scenario import Story
+
+STORIES_MAX = 400
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """``mixed``: whether members have different sizes; None: by chance. ``seed``: where the search begins."""
+
+    rule: str
+    plant: Callable[[Patch], None]
+    laws: tuple[str, ...]
+    mixed: bool | None = None
+    seed: int = 0
+
+
+def _put(module: Any, name: str, replacement: Callable[..., Any]) -> Callable[[Patch], None]:
+    return lambda patch: patch.setattr(module, name, replacement)
+
+
+def _hear_old_room_freed(patch: Patch) -> None:
+    heed = words.on_room_freed
+    patch.setattr(words, "on_room_freed", lambda w, data: heed(w, replace(data, epoch=w.epoch)))
+
+
+def _hear_old_start_failed(patch: Patch) -> None:
+    heed = words.on_start_failed
+    patch.setattr(words, "on_start_failed", lambda w, data, **rest: heed(w, replace(data, epoch=w.epoch), **rest))
+
+
+def _hear_old_group_ended(patch: Patch) -> None:
+    heed = words.on_group_ended
+    patch.setattr(words, "on_group_ended", lambda w, data, **rest: heed(w, replace(data, attempt=w.attempt), **rest))
+
+
+def _end_evictions_at_once(patch: Patch) -> None:
+    """The room of an evicted job is free as soon as it is told to go."""
+    evict = ledger.evict
+
+    def careless(workload: values.Workload, **rest: Any) -> ledger.Step:
+        step = evict(workload, **rest)
+        return replace(step, workload=replace(step.workload, held=(0,) * len(workload.roles)))
+
+    patch.setattr(ledger, "evict", careless)
+
+
+def _lower_charge_by_room_freed_of_an_evicted_job(patch: Patch) -> None:
+    heed = words.on_room_freed
+
+    def careless(workload: values.Workload, data: Any) -> ledger.Step:
+        if workload.standing is values.Standing.DRAINING:
+            return ledger.Step(workload=replace(workload, held=words._per_role(workload, data.held)))
+        return heed(workload, data)
+
+    patch.setattr(words, "on_room_freed", careless)
+
+
+def _promise_what_is_missing(workload: values.Workload) -> tuple[int, ...]:
+    return tuple(max(0, n - 1) for n in plan.minimum_of(workload))
+
+
+def _ahead_by_urgency_alone(d: desk.Desk, workload: values.Workload, flavor: Any) -> tuple[values.Promise, ...]:
+    return tuple(
+        p
+        for p in d.promises_by_urgency()
+        if p.flavor == flavor and p.job_id != workload.job_id and desk.is_ahead(d.workloads[p.job_id], workload)
+    )
+
+
+def _keep_uncovered_promises(patch: Patch) -> None:
+    consider = plan.consider
+
+    def careless(d: desk.Desk, workload: values.Workload) -> plan.Fate:
+        kept = d.promises.get(workload.job_id)
+        fate = consider(d, workload)
+        if fate is plan.Fate.VOIDED and kept is not None:
+            d.promises[workload.job_id] = kept
+            return plan.Fate.WAITS
+        return fate
+
+    patch.setattr(plan, "consider", careless)
+
+
+def _promise_only_victims_room(patch: Patch) -> None:
+    promise = plan._promise
+
+    def careless(d: desk.Desk, workload: values.Workload, flavor: Any, taking: preemption.Taking) -> None:
+        if taking.victims or workload.job_id in d.promises:
+            promise(d, workload, flavor, taking)
+
+    patch.setattr(plan, "_promise", careless)
+
+
+def _grant_what_is_leaving(patch: Patch) -> None:
+    patch.setattr(desk.Desk, "room_now", desk.Desk.room_coming)
+
+
+def _count_leaving_in_shortage(d: desk.Desk, flavor: Any, changed: Any) -> bool:
+    return not is_within(d.room_if(flavor, changed, charged=True).spare)
+
+
+def _forget_parked_words(patch: Patch) -> None:
+    take = book.Book.take_changes
+    patch.setattr(book.Book, "take_changes", lambda self: replace(take(self), parked=()))
+
+
+def _place_by_sums(patch: Patch) -> None:
+    def careless(room: Any, members: Any) -> Any:
+        spare = room.spare
+        for size, count in members:
+            spare = tuple(have - need * count for have, need in zip(spare, size, strict=True))
+        return replace(room, spare=spare) if is_within(spare) else None
+
+    for module in (plan, growth, desk):
+        patch.setattr(module, "place", careless)
+
+
+def _claim_in_a_pause(patch: Patch) -> None:
+    patch.setattr(
+        values.Workload,
+        "claims",
+        property(lambda w: w.standing is values.Standing.WAITING and not w.request.held),
+    )
+
+
+def _preempt_equals(patch: Patch) -> None:
+    def careless(d: desk.Desk, claimant: values.Workload, flavor: Any) -> tuple[values.Workload, ...]:
+        running = preemption._running_on(d, flavor)
+        return tuple(w for w in running if w.priority.urgency <= claimant.priority.urgency)
+
+    patch.setattr(plan, "evictable_for", careless)
+
+
+def _take_more_than_needed(patch: Patch) -> None:
+    patch.setattr(preemption, "_spare", lambda taking, is_enough: taking)
+    patch.setattr(preemption, "_give_back", lambda taking, shrinkable, is_enough: taking)
+
+
+def _hear_older_requests(patch: Patch) -> None:
+    heed = words.on_changed
+    patch.setattr(
+        words,
+        "on_changed",
+        lambda w, request: heed(replace(w, request=replace(w.request, version=request.version - 1)), request),
+    )
+
+
+def _forget_the_closed(patch: Patch) -> None:
+    from tests.simulation.world import Rows
+
+    class Forgetful(set[str]):
+        def add(self, item: str) -> None:
+            pass
+
+    patch.setattr(Rows.__dataclass_fields__["tombstones"], "default_factory", Forgetful)
+
+
+def _grow_into_promised_room(patch: Patch) -> None:
+    patch.setattr(growth, "promises_before_growth", lambda d, w: ())
+
+
+def _grow_into_victims_room(patch: Patch) -> None:
+    patch.setattr(
+        growth,
+        "promises_before_growth",
+        lambda d, w: tuple(
+            p
+            for p in d.promises_by_urgency()
+            if p.flavor == w.flavor and d.workloads[p.job_id].priority.urgency >= w.priority.urgency
+        ),
+    )
+
+
+FAULTS = (
+    Fault(
+        rule="charge is the larger of granted and held",
+        plant=_put(ledger, "charge_of", lambda w: w.granted),
+        laws=("charges within capacity", "live within charge", "no victim without a claimant"),
+    ),
+    Fault(
+        rule="a shrink or eviction first sets held to what was granted",
+        plant=_put(ledger, "held_at_least_granted", lambda w: w.held),
+        laws=("live within charge",),
+    ),
+    Fault(
+        rule="a promise is for the whole present minimum",
+        plant=_put(plan, "promised_members", _promise_what_is_missing),
+        laws=("whole promises",),
+    ),
+    Fault(
+        rule="free room is less the promises to more urgent claimants",
+        plant=_put(plan, "promises_ahead", lambda d, w, flavor: ()),
+        laws=("promises are covered", "promises are kept", "no victim without a claimant", "comes to rest"),
+    ),
+    Fault(
+        rule="free room is less the promises that came out of the job itself",
+        plant=_put(plan, "promises_ahead", _ahead_by_urgency_alone),
+        laws=("promises are covered", "promises are kept", "comes to rest", "no victim without a claimant"),
+    ),
+    Fault(
+        rule="a promise that is no longer covered is voided",
+        plant=_keep_uncovered_promises,
+        laws=("promises are covered",),
+    ),
+    Fault(
+        rule="promises of claimants that went away are dropped",
+        plant=_put(plan, "correct_promises", lambda d: None),
+        laws=("claimants claim", "whole promises"),
+    ),
+    Fault(
+        rule="who is covered has a promise, also when nobody had to be evicted",
+        plant=_promise_only_victims_room,
+        laws=("who is covered has a promise",),
+    ),
+    Fault(
+        rule="room_freed of an old epoch is ignored",
+        plant=_hear_old_room_freed,
+        laws=("live within charge", "charges settle"),
+    ),
+    Fault(
+        rule="start_failed of an old epoch is ignored",
+        plant=_hear_old_start_failed,
+        laws=("a start that failed is of the present epoch",),
+    ),
+    Fault(
+        rule="group_ended of an old attempt is ignored",
+        plant=_hear_old_group_ended,
+        laws=("live within charge", "every run is an attempt of its own"),
+    ),
+    Fault(rule="group_ended alone ends an eviction", plant=_end_evictions_at_once, laws=("live within charge",)),
+    Fault(
+        rule="there is no room_freed for an eviction",
+        plant=_lower_charge_by_room_freed_of_an_evicted_job,
+        laws=("live within charge",),
+    ),
+    Fault(
+        rule="every retry in place is an attempt of its own",
+        plant=_put(ledger, "next_attempt", lambda w: w.attempt),
+        laws=("every run is an attempt of its own",),
+    ),
+    Fault(
+        rule="a lowered minimum holds at once",
+        plant=_put(words, "floor_after", lambda w: w.floor),
+        laws=("lowered limits at once",),
+    ),
+    Fault(
+        rule="a lowered maximum holds at once",
+        plant=_put(words, "target_after", lambda w, **rest: w.workers),
+        laws=("lowered limits at once",),
+    ),
+    Fault(
+        rule="a raised minimum holds from the next admission",
+        plant=_put(words, "floor_after", lambda w: w.request.workers_min),
+        laws=("whole gangs",),
+    ),
+    Fault(rule="sums are not placement", plant=_place_by_sums, laws=("placement, not sums",), mixed=True),
+    Fault(
+        rule="words wait for the capacity revision that they speak of",
+        plant=_put(cycle, "is_ahead_of_capacity", lambda b, revision: False),
+        laws=("written-off room",),
+    ),
+    Fault(
+        rule="a waiting word is a row",
+        plant=_forget_parked_words,
+        laws=("evictions end", "charges settle", "comes to rest", "what is granted runs"),
+    ),
+    Fault(
+        rule="a shortage counts what is granted, not what is leaving",
+        plant=_put(plan, "is_short", _count_leaving_in_shortage),
+        laws=("shortage counts what is granted",),
+    ),
+    Fault(
+        rule="what is leaving is not granted yet",
+        plant=_grant_what_is_leaving,
+        laws=("charges within capacity",),
+    ),
+    Fault(
+        rule="a back-off claims nothing", plant=_claim_in_a_pause, laws=("back-off claims nothing", "claimants claim")
+    ),
+    Fault(
+        rule="only lower classes are preempted",
+        plant=_preempt_equals,
+        laws=("victims are less urgent", "comes to rest"),
+    ),
+    Fault(rule="no victim is redundant", plant=_take_more_than_needed, laws=("no redundant victim",)),
+    Fault(
+        rule="growth yields to promises",
+        plant=_grow_into_promised_room,
+        laws=("promises are covered", "promises are kept", "comes to rest", "no victim without a claimant"),
+    ),
+    Fault(
+        rule="a victim's room goes to its claimant",
+        plant=_grow_into_victims_room,
+        laws=("promises are kept", "promises are covered", "no victim without a claimant", "comes to rest"),
+    ),
+    Fault(
+        rule="the request register with the highest version wins",
+        plant=_hear_older_requests,
+        laws=("the highest version wins",),
+    ),
+    Fault(rule="late words about a closed job change nothing", plant=_forget_the_closed, laws=("one outcome",)),
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.rule.replace(" ", "-"))
+def test_a_law_notices_the_fault(fault: Fault, monkeypatch: Patch) -> None:
+    fault.plant(monkeypatch)
+    for seed in range(fault.seed, fault.seed + STORIES_MAX):
+        try:
+            Story(random.Random(seed), mixed=fault.mixed).run()
+        except LawBroken as broken:
+            assert broken.law in fault.laws, f"seed {seed}: {broken}"
+            return
+    pytest.fail(f"nobody noticed in {STORIES_MAX} stories: {fault.rule}")
