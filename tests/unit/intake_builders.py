@@ -1,6 +1,7 @@
 """Builders for intake's tests: records, events, envelopes."""
 
 import itertools
+import json
 from datetime import UTC, datetime
 
 from schemas.api.jobs import SubmitJob
@@ -42,7 +43,7 @@ _numbers = itertools.count(1)
 
 
 def make_judgement(*, is_local=True, **fields) -> Judgement:
-    body = SubmitJob.model_validate_json(SubmitJob.model_construct(**fields).model_dump_json(exclude_unset=True))
+    body = SubmitJob.model_validate_json(json.dumps(fields))
     return judge(body, caller=CALLER, accelerator="tidewright.io/slot", now=NOW, is_local=is_local)
 
 

@@ -193,11 +193,15 @@ def _say_standing(registers: Registers, standing: Standing, *, waiting: WaitingV
             return sentence(f"{say_workers(grant.workers)} granted, starting: {detail}")
         case JobPhase.RUNNING:
             running = running_workers(registers, phase=standing.phase)
-            return sentence(f"Runs with {say_workers(running)} of {grant.workers} granted")
+            return sentence(f"Runs with {say_workers(running)}" + _say_granted(grant.workers, running))
         case JobPhase.DRAINING:
             return sentence(f"Being stopped, {say_workers(group.workers)} left: {detail}")
         case JobPhase.SUCCEEDED | JobPhase.FAILED | JobPhase.CANCELLED:
             return sentence(f"{standing.phase}{say_exit(grant.exit_code)}: {detail}")
+
+
+def _say_granted(granted: int, running: int) -> str:
+    return "" if granted == running else f", {granted} granted"
 
 
 def _overdue(registers: Registers, standing: Standing) -> list[str]:
