@@ -81,7 +81,19 @@ def document_with_bodies(app: FastAPI) -> None:
                 for name, inner in described.pop("$defs", {}).items():
                     schemas.setdefault(name, inner)
                 schemas[model.__name__] = described
+            _drop_automatic_errors(document)
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document
+
+
+def _drop_automatic_errors(document: dict[str, Any]) -> None:
+    """FastAPI promises a 422 of its own shape wherever there is a parameter; ours are declared, and are problems."""
+    for path in document["paths"].values():
+        for operation in path.values():
+            content = operation["responses"].get("422", {}).get("content", {})
+            if content.get("application/json", {}).get("schema", {}).get("$ref", "").endswith("/HTTPValidationError"):
+                del operation["responses"]["422"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(name, None)
