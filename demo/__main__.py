@@ -138,7 +138,7 @@ def explain(console: Console, installation: Installation, trouble: str) -> None:
 
 def check(console: Console, record: Path) -> bool:
     """Run the checker as the program of its own that it is; True if every claim held."""
-    console.print("\nChecked from the trainers' ledgers, /proc and the event stream (python -m demo.checker):")
+    console.print("\nChecked from ledgers, /proc and the event stream (python -m demo.checker):", soft_wrap=True)
     done = subprocess.run(
         [sys.executable, "-m", "demo.checker", str(record)], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -123,7 +123,7 @@ def read_record(folder: Path) -> Record:
     return Record(
         marks=tuple(to_mark(line) for line in _lines(folder / MARKS)),
         events=tuple(sorted((to_event(line) for line in _lines(folder / EVENTS)), key=lambda e: e.sequence)),
-        ledgers=_ledgers(folder / RUN),
+        ledgers=read_ledgers(folder),
         logs=_logs(folder / RUN),
         samples=tuple(_sample(line) for line in processes if line["k"] == "sample"),
         commands=commands,
@@ -195,10 +195,10 @@ def _sample(line: dict[str, Any]) -> Sample:
     return Sample(at=line["t"], alive=alive, api=line["api"], final=line.get("final", False))
 
 
-def _ledgers(run: Path) -> dict[str, tuple[Entry, ...]]:
-    """Entries of each job; of equal wall times, the order inside a file is kept."""
+def read_ledgers(folder: Path) -> dict[str, tuple[Entry, ...]]:
+    """Entries of each job by wall time; of equal ones, the order inside a file is kept."""
     entries: dict[str, list[Entry]] = {}
-    for path in sorted(run.glob("*/*/ledger.jsonl")):
+    for path in sorted((folder / RUN).glob("*/*/ledger.jsonl")):
         entries.setdefault(path.parts[-3], []).extend(to_entry(path.parts[-2], line) for line in _lines(path))
     return {job: tuple(sorted(lines, key=lambda e: e.at)) for job, lines in entries.items()}
 

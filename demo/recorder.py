@@ -43,11 +43,15 @@ class Seen:
     records: set[Path] = field(default_factory=set)
 
     def walk(self) -> tuple[dict[Process, str], list[Process]]:
-        """Who of the run is alive (process -> state letter), and who is new. Costs about 50 µs a process."""
-        self._read_member_records()
+        """Who of the run is alive (process -> state letter), and who is new, or newly known as a worker.
+
+        Costs about 50 µs a process.
+        """
+        named = self._read_member_records()
         everyone = {process: (state, parent) for process, state, parent in _all_processes()}
         by_pid = {process.pid: process for process in everyone}
         new = [p for p in everyone if p not in self.known and self._is_ours(p)]
+        new += [p for p in named if p in self.known]
         for process in new:
             self.known[process] = command_of(process.pid)
         found = True
@@ -75,7 +79,9 @@ class Seen:
         except OSError:
             return False
 
-    def _read_member_records(self) -> None:
+    def _read_member_records(self) -> list[Process]:
+        """The workers whose records have appeared."""
+        named = []
         for path in (self.state / RUN).glob("*/*/pid.json"):
             if path in self.records:
                 continue
@@ -88,6 +94,8 @@ class Seen:
             self.records.add(path)
             self.members[worker] = f"{path.parts[-3]}/{path.parts[-2]}"
             self.members.setdefault(shim, "")
+            named.append(worker)
+        return named
 
 
 class Copies:

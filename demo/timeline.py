@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from demo.claims import CHANGED, CLOSED, FIRST, GRANTED, RESIZED, STARTED, URGENT
+from demo.claims import CHANGED, CLOSED, FIRST, GRANTED, MEASURE, PARTS, RESIZED, STARTED, URGENT
 from demo.record import Record, read_record
 from demo.training import Step, read_training
 
-_COLOURS: Final = {FIRST: "#2a7ab9", URGENT: "#c8553d"}
-_NAMES: Final = {FIRST: "low priority", URGENT: "critical"}
+_COLOURS: Final = {MEASURE: "#8a8a8a", FIRST: "#2a7ab9", URGENT: "#c8553d"}
+_NAMES: Final = {MEASURE: "measuring", FIRST: "low priority", URGENT: "critical"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ def plan_bars(record: Record) -> tuple[Bar, ...]:
 
     A worker begins with its first sample or ledger line and ends with the last sample that saw it.
     """
-    parts = {record.job(part): part for part in (FIRST, URGENT)}
+    parts = {record.job(part): part for part in PARTS}
     lives = []
     for process, member in record.members.items():
         job, _, folder = member.partition("/")
@@ -86,7 +86,7 @@ def draw(record: Record, path: Path) -> None:
     workers.set_yticks(range(lanes), [f"slot {i + 1}" for i in range(lanes)])
     workers.set_ylim(lanes - 0.5, -0.5)
     workers.set_title("who held which worker (index.incarnation)", loc="left", fontsize=10)
-    for part in (FIRST, URGENT):
+    for part in PARTS:
         job = record.job(part)
         if job is None:
             continue
