@@ -146,11 +146,10 @@ def _options(
     except SettingsError as exc:
         raise click.UsageError(str(exc)) from exc
     url = installation.database_url
-    configured = intake.port if "port" in intake.model_fields_set else DEFAULT_PORT
     return UpOptions(
         state=installation.state.absolute(),
         host=host or intake.host,
-        port=configured if port is None else port,
+        port=intake.port if port is None else port,
         slots=slots,
         database_url=url.get_secret_value() if url else None,
         environment=variables,
