@@ -234,7 +234,7 @@ class Job:
             (scaler.scale(loss) if scaler is not None else loss).backward()
         trainer.begun(data_epoch=batch.epoch, ids=batch.ids.tolist())
         try:
-            with self._stopwatch.within(Section.SYNC):
+            with self._stopwatch.within(Section.SYNC), self._standing.waiting_for_others():
                 agreement = reduce_gradients(
                     self._parameters,
                     loss,

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -56,6 +57,14 @@ class Standing:
     def enter_phase(self, phase: str) -> None:
         if phase != self.view.phase:
             self.set(phase=phase, phase_since=time.monotonic())
+
+    @contextmanager
+    def waiting_for_others(self) -> Iterator[None]:
+        self.sync_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self.sync_since = None
 
     # -- words that follow every hello ---------------------------------------------------------------------------
 

@@ -176,7 +176,7 @@ class Trainer:
         try:
             if not old.is_solo:
                 own = bid(step=self.step, rank=old.rank, may_be_source=True, is_named=False)
-                with _Syncing(parts.standing):
+                with parts.standing.waiting_for_others():
                     source = elect(old, own_bid=own)
                     self._position = hand_over(
                         old, source, tracked=parts.tracked, plan=parts.plan, position=self._position
@@ -232,7 +232,7 @@ class Trainer:
         if not old.is_solo:
             try:
                 own = bid(step=self.step, rank=old.rank, may_be_source=True, is_named=False)
-                with _Syncing(parts.standing):
+                with parts.standing.waiting_for_others():
                     source = elect(old, own_bid=own)
                     self._position = hand_over(
                         old, source, tracked=parts.tracked, plan=parts.plan, position=self._position
@@ -302,7 +302,7 @@ class Trainer:
             group.announce_source()
         if group.is_solo:
             return position
-        with _Syncing(parts.standing):
+        with parts.standing.waiting_for_others():
             source = 0
             if form.source >= 0:
                 named = formation.is_source
@@ -383,16 +383,3 @@ class Trainer:
                 keeper.begin(self.step)
             else:
                 keeper.note(self.step)
-
-
-class _Syncing:
-    """While it lasts, others are told that this member waits for them."""
-
-    def __init__(self, standing: Standing) -> None:
-        self._standing = standing
-
-    def __enter__(self) -> None:
-        self._standing.sync_since = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self._standing.sync_since = None

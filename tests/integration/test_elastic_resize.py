@@ -1,0 +1,125 @@
+"""Live resizing on real processes: the result, the samples, and what members say."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.elastic_bed import ZygoteBed, wait_until
+from tests.integration.elastic_coordinator import ElasticBed, applied_once, largest_difference
+from tidewright import protocol
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZygoteBed]:
+    bed = ZygoteBed(tmp_path_factory.mktemp("elastic"))
+    bed.start()
+    yield bed
+    bed.stop()
+
+
+@pytest.fixture
+def bed(zygote: ZygoteBed, tmp_path: Path) -> Iterator[ElasticBed]:
+    bed = ElasticBed.make(zygote, tmp_path)
+    yield bed
+    bed.close()
+
+
+def test_1_2_4_2_equals_an_undisturbed_run(bed: ElasticBed) -> None:
+    c = bed.coordinator
+    bed.start("a", epochs=40)
+    c.resize(["a"], source=-1)
+    bed.start("b", epochs=40, seed=99)  # its own first weights must not matter
+    c.resize(["a", "b"])
+    pids = [bed.members[name].worker_pid for name in "ab"]
+    bed.start("c", "d", epochs=40)
+    c.resize(["a", "b", "c", "d"])
+    c.resize(["a", "b"], leavers=["c", "d"])
+    wait_until((bed.members["c"].directory / "exit.json").exists)
+    bed.finish("c", "d")
+    assert bed.kinds("c")[-1] == "left"
+    assert c.peers["c"].said(protocol.Left)
+    bed.finish("a", "b")
+    assert [bed.members[name].worker_pid for name in "ab"] == pids
+    entries = bed.entries()
+    assert {e["world"] for e in entries if e["k"] == "applied"} == {1, 2, 4}
+    applied_once(entries, samples=97, steps_per_epoch=7, total_steps=280)
+    alone = bed.alone(epochs=40)
+    for result in bed.results():
+        assert largest_difference(result, alone) < 1e-12
+    assert c.peers["a"].said(protocol.Finished) == protocol.Finished(generation=4, step=280)
+    pauses = [c.peers["a"].said(protocol.Started, g).pause_seconds for g in (1, 2, 3, 4)]
+    assert pauses[0] == 0
+    assert all(0 < pause < 2 for pause in pauses[1:])
+
+
+def test_a_batch_smaller_than_the_group(bed: ElasticBed) -> None:
+    c = bed.coordinator
+    names = ["a", "b", "c"]
+    options = {"epochs": 4, "samples": 13, "batch": 6}  # the last batch of an epoch has one sample
+    bed.start(*names, **options)
+    c.resize(names, source=-1)
+    bed.finish(*names)
+    applied_once(bed.entries(), samples=13, steps_per_epoch=3, total_steps=12)
+    alone = bed.alone(**options)
+    assert all(largest_difference(result, alone) < 1e-12 for result in bed.results())
+
+
+def test_who_joins_after_the_last_step_runs_none(bed: ElasticBed) -> None:
+    c = bed.coordinator
+    bed.start("a", epochs=2, evaluate=2)
+    c.resize(["a"], source=-1)
+    wait_until(lambda: c.peers["a"].said(protocol.Finished))
+    bed.start("b", epochs=2)
+    number = c.offer(["a", "b"])
+    wait_until(lambda: c.peers["a"].said(protocol.FormFailed, number))
+    assert c.peers["a"].said(protocol.FormFailed, number).reason == "the training is complete"
+    wait_until(lambda: c.peers["a"].mark.phase == "evaluating")
+    c.tell("b", protocol.Stop(grace_seconds=5, reason="complete"))
+    bed.finish("a", "b")
+    assert "begun" not in bed.kinds("b")
+
+
+def test_the_end_is_repeated_after_every_hello(bed: ElasticBed) -> None:
+    c = bed.coordinator
+    bed.start("a", epochs=1, evaluate=2)
+    c.resize(["a"], source=-1)
+    wait_until(lambda: c.peers["a"].said(protocol.Finished))
+    c.down()
+    c.peers["a"].words.clear()
+    c.up()
+    wait_until(lambda: c.peers["a"].said(protocol.Finished))
+    assert c.peers["a"].said(protocol.Started)
+    bed.finish("a")
+
+
+def test_evaluation_by_rank_0_outlives_its_peers(bed: ElasticBed) -> None:
+    c = bed.coordinator
+    bed.start("a", "b", epochs=2, evaluate=1.5)
+    c.resize(["a", "b"], source=-1)
+    bed.finish("b")
+    assert "finished" in bed.kinds("a")
+    assert not (bed.members["a"].directory / "exit.json").exists()
+    bed.finish("a")
+
+
+def test_stop_is_agreed_and_the_lowest_rank_keeps_the_state(bed: ElasticBed) -> None:
+    c = bed.coordinator
+    bed.start("a", "b", epochs=40)
+    c.resize(["a", "b"], source=-1)
+    c.tell("b", protocol.Stop(grace_seconds=5, reason="evicted"))
+    bed.finish("a", "b")
+    stopped = [e for e in bed.entries() if e["k"] == "stopped"]
+    assert len({e["step"] for e in stopped}) == 1
+    assert len(stopped) == 2
+    assert [path.name for path in (bed.base / "checkpoints").iterdir()] == [f"g1-s{stopped[0]['step']}"]
+    assert bed.results() == []
+    # a new attempt goes on from it and ends as if nothing had happened
+    bed.start("x", "y", "z", epochs=40)
+    c.resize(["x", "y", "z"], source=-1, checkpoint=str(bed.base / "checkpoints" / f"g1-s{stopped[0]['step']}"))
+    word = c.peers["y"].said(protocol.Started)
+    assert (word.resumed_generation, word.resumed_step) == (1, stopped[0]["step"])
+    bed.finish("x", "y", "z")
+    applied_once(bed.entries(), samples=97, steps_per_epoch=7, total_steps=280)
+    alone = bed.alone(epochs=40)
+    assert all(largest_difference(result, alone) < 1e-12 for result in bed.results())
