@@ -93,12 +93,17 @@ def note_live_ends(turn: Turn) -> None:
 
 
 def finish_live(turn: Turn) -> None:
-    """Training is complete: the group's members end by themselves, within their limits; others are stopped."""
+    """Training is complete: the group's members end by themselves, within their limits; others are stopped.
+
+    So is a member whose group was cut while the others said their last word: nobody is left to go on with.
+    """
     running = turn.job.running
     withdraw_offers(turn)
     _end_stuck(turn)
     for member in turn.job.held():
-        in_group = running is not None and member.name in running.members
+        report = turn.seen.reports.get(member.name)
+        cut_off = report is not None and report.waiting
+        in_group = running is not None and member.name in running.members and not cut_off
         elastic = turn.job.workers.role
         if not in_group and (member.role == elastic or not turn.job.held(elastic)):
             turn.job = mark_ending(turn.job, member, Ending.ATTEMPT_OVER, "the training is complete")
@@ -264,8 +269,9 @@ def _watch_joining(turn: Turn) -> None:
         if not member.may_work or known or process.ended:
             continue
         silent = turn.lasted(f"join:{member.name}")
-        still = process.stopped or process.still_seconds >= turn.limits.silent_seconds
-        if member.name in touched and silent > turn.limits.silent_seconds and still and process.recorded:
+        # A script may sleep before it joins; one that was in a group, or is stopped, does not come by itself.
+        still = member.name in touched and process.still_seconds >= turn.limits.silent_seconds
+        if silent > turn.limits.silent_seconds and (still or process.stopped) and process.recorded:
             reason = f"silent for {silent:.0f} s, its process does not move"
             turn.job = mark_ending(turn.job, member, Ending.ABNORMAL, reason)
         elif silent > turn.limits.starting_seconds and member.name in touched:

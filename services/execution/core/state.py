@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 from schemas.events.allocation import RoleGrant
@@ -77,7 +78,7 @@ class Member:
 
     @property
     def name(self) -> MemberName:
-        return member_name(self.job_id, self.role, self.index, self.incarnation)
+        return _name_of(self.job_id, self.role, self.index, self.incarnation)
 
     @property
     def is_held(self) -> bool:
@@ -220,3 +221,5 @@ class Job:
 
 
 _NO_WORKERS: Final = RoleGrant(role=WORKER_ROLE, elastic=True, members=0, minimum=0, resources=Resources())
+
+_name_of: Final = lru_cache(maxsize=8192)(member_name)
