@@ -202,6 +202,7 @@ async def run_http(app: FastAPI, bound: BoundSocket, stopping: asyncio.Event, *,
             if not stopping.is_set():
                 raise RuntimeError("the HTTP server ended by itself")
         finally:
+            server.cut_off()
             bound.socket.close()
 
 
@@ -212,6 +213,19 @@ async def _stop_when(stopping: asyncio.Event, server: uvicorn.Server) -> None:
 
 class _Server(uvicorn.Server):
     """Leaves signals to the process that it runs in."""
+
+    def cut_off(self) -> None:
+        """End what an ordered shutdown would have ended; nothing is left after one.
+
+        The event loop must forget the listening socket before it is closed: its number is used again, and the
+        next connection that gets it would never be told of anything.
+        """
+        for listening in getattr(self, "servers", ()):
+            listening.close()
+        for connection in tuple(self.server_state.connections):
+            connection.shutdown()
+        for task in tuple(self.server_state.tasks):
+            task.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

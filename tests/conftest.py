@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from shared.telemetry.logs import configure_logging
 from shared.testing.clock import FakeClock
 from shared.testing.postgres import DatabaseServer, FreshDatabase, database_server, temporary_state_directory
+
+
+@pytest.fixture(autouse=True)
+def logs() -> None:
+    """As in production: plain lines, quick to write (the library's default formats local variables)."""
+    configure_logging(level="info", log_format="json")
 
 
 @pytest.fixture(scope="session")

@@ -72,12 +72,15 @@ def service_engine(url: str, service: ServiceName, settings: ServiceSettings) ->
         max_overflow=0,
         pool_timeout=settings.pool_wait_seconds,
         connect_args=session_of(service, settings).connect_arguments(),
+        hide_parameters=True,  # errors are logged, and values may be secrets
     )
 
 
 def plain_engine(url: str, session: Session) -> AsyncEngine:
     """An engine without a pool: each use connects anew."""
-    return create_async_engine(parse_database_url(url), poolclass=NullPool, connect_args=session.connect_arguments())
+    return create_async_engine(
+        parse_database_url(url), poolclass=NullPool, connect_args=session.connect_arguments(), hide_parameters=True
+    )
 
 
 def _milliseconds(seconds: float) -> str:

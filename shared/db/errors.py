@@ -24,6 +24,7 @@ _UNAVAILABLE: Final = frozenset(
         "25P03",  # idle in transaction for too long
         "25P04",  # transaction took too long
         "25006",  # the server became read-only
+        "3D000",  # the database is not there yet
     }
 )
 _UNAVAILABLE_CLASSES: Final = ("08", "53", "57P", "58", "XX")
@@ -74,6 +75,11 @@ def translation(exc: SQLAlchemyError) -> Exception | None:
     if state.startswith(_POISON_CLASSES):
         return Poison(f"the database refuses this: {_first_line(exc)}")
     return None
+
+
+def is_own_mistake(exc: BaseException) -> bool:
+    """A statement that is wrong or a right that is missing: no record's fault, and no retry helps."""
+    return isinstance(exc, SQLAlchemyError) and translation(exc) is None
 
 
 def _first_line(exc: DBAPIError) -> str:

@@ -49,6 +49,17 @@ def _upgrade(connection: Connection) -> None:
     connection.commit()
 
 
+async def is_migrated(url: str) -> bool:
+    """Whether the database is at this release's newest migration, or at a later release's. Raises Unavailable."""
+    engine = plain_engine(url, Session(application="tidewright-migrate", statement_seconds=10))
+    with connecting():
+        async with engine.connect() as connection:
+            current = await connection.run_sync(current_revision)
+    script = ScriptDirectory(str(MIGRATIONS))
+    earlier = {revision.revision for revision in script.walk_revisions()} - {script.get_current_head()}
+    return current is not None and current not in earlier
+
+
 def current_revision(connection: Connection) -> str | None:
     """The migration that the database is at; None before the first."""
     context = MigrationContext.configure(connection, opts={"version_table_schema": "log"})

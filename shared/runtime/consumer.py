@@ -15,6 +15,7 @@ from shared.bus.log import Log, Partition, Record, positions_after, to_event
 from shared.bus.positions import advance_positions, load_positions
 from shared.bus.quarantine import Cause, SetAside
 from shared.clock import Clock, pause
+from shared.db.errors import is_own_mistake
 from shared.db.transaction import PostgresTransaction
 from shared.errors import Conflict, LeaseLost, Poison, Unavailable
 from shared.runtime.backoff import backoff_seconds
@@ -28,6 +29,12 @@ _IDLE_COMMIT_SECONDS: Final = 60.0
 """An idle reader stores how far it has looked so often, so that retention is not held back."""
 _UPKEEP_SECONDS: Final = 5.0
 _LAG_ROWS_MAX: Final = 10_000
+_GIVEN_UP_IN_A_ROW_MAX: Final = 3
+"""A handler that fails on more records in a row, with none handled in between, is itself what fails."""
+
+
+class HandlerBroken(Exception):
+    """No record is to blame: the service ends, and quarantine is not filled with all that comes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +100,8 @@ class Consumer:
         self._memory = _Memory()
         self._committed_at = 0.0
         self._upkeep_at = -_UPKEEP_SECONDS
+        self._given_up = 0
+        """Records set aside in a row, with none handled in between."""
         self.is_loaded = False
 
     # -- the loop ---------------------------------------------------------------------------------------------
@@ -181,10 +190,12 @@ class Consumer:
             raise
         except Exception as exc:  # supervises the handler: whatever one record makes it raise is that record's
             self.is_loaded = False
-            if not batch.records:
+            if not batch.records or is_own_mistake(exc):
                 raise
             await self._isolate(batch, exc)
             return
+        if batch.records:
+            self._given_up = 0
         if called:
             self._handler.on_committed()  # (4)
 
@@ -228,6 +239,9 @@ class Consumer:
             aside = tuple(SetAside(record=r, cause=Cause.FAILED, reason=reason) for r in batch.records)
         else:
             aside = (SetAside(record=batch.records[0], cause=Cause.FAILED, reason=reason),)
+        self._given_up += 1
+        if self._given_up > _GIVEN_UP_IN_A_ROW_MAX:
+            raise HandlerBroken(f"the handler fails on every record: {reason}")
         given_up = _Batch(records=batch.records, positions=batch.positions, aside=aside)
         await self._commit(given_up, calls_handler=False)
 

@@ -12,6 +12,7 @@ from shared.bus.retention import run_retention
 from shared.bus.wakeups import Wakeups
 from shared.clock import Clock, SystemClock, pause
 from shared.db.errors import connecting
+from shared.db.migrate import is_migrated
 from shared.errors import Conflict, LeaseLost, Unavailable
 from shared.http import add_readiness, bind, run_http
 from shared.runtime.backoff import backoff_seconds
@@ -51,6 +52,7 @@ class _Run:
     equipment: Equipment
     parts: ServiceParts
     clock: Clock
+    database_url: str
     url: str = ""
     state: _State = field(default_factory=_State)
 
@@ -93,7 +95,8 @@ async def run_service(
         settings=settings,
     )
     try:
-        run = _Run(equipment=equipment, parts=build(equipment.context), clock=clock)
+        parts = build(equipment.context)
+        run = _Run(equipment=equipment, parts=parts, clock=clock, database_url=installation.database_url)
         await _run(run, stopping, background=own_wakeups.run if own_wakeups else None, on_ready=on_ready)
     finally:
         await equipment.lease.release()
@@ -114,7 +117,6 @@ async def _run(
         group.create_task(run_http(run.parts.app, bound, closing, drain_seconds=settings.drain_seconds / 2))
         if background is not None:
             group.create_task(_standing(background, closing))
-        group.create_task(_ping(run, closing))
         if on_ready is not None:
             group.create_task(_tell_ready(run, on_ready, closing))
         try:
@@ -128,8 +130,10 @@ async def _work(run: _Run, stopping: asyncio.Event) -> None:
     try:
         async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as group:
             stop = group.create_task(_on_stop(run, stopping, limit))
+            await _until_migrated(run, stopping)
             tasks = [group.create_task(_standing(loop, stopping)) for loop in run.parts.standing_loops]
             tasks.append(group.create_task(_standing(_retention(run), stopping)))
+            tasks.append(group.create_task(_ping(run, stopping)))
             await _active(run, stopping)
             await asyncio.wait(tasks)
             stop.cancel()
@@ -142,6 +146,18 @@ async def _on_stop(run: _Run, stopping: asyncio.Event, limit: asyncio.Timeout) -
     await stopping.wait()
     run.state.is_stopping = True
     limit.reschedule(asyncio.get_running_loop().time() + run.settings.drain_seconds)
+
+
+async def _until_migrated(run: _Run, stopping: asyncio.Event) -> None:
+    """Whoever starts the installation migrates; services only wait for it."""
+    while not stopping.is_set():
+        try:
+            if await is_migrated(run.database_url):
+                return
+            run.state.role = "waiting for the database to be migrated"
+        except (Unavailable, Conflict) as exc:
+            _log.debug("database_not_reached", detail=str(exc))
+        await pause(stopping, 0.2)
 
 
 def _retention(run: _Run) -> Loop:
@@ -252,10 +268,10 @@ async def _load(run: _Run, consumer: Consumer, stopping: asyncio.Event) -> bool:
 # -- readiness ------------------------------------------------------------------------------------------------
 
 
-async def _ping(run: _Run, closing: asyncio.Event) -> None:
+async def _ping(run: _Run, stopping: asyncio.Event) -> None:
     """Know whether the database answers."""
     engine = run.equipment.engine.execution_options(isolation_level="AUTOCOMMIT")
-    while not closing.is_set():
+    while not stopping.is_set():
         try:
             async with asyncio.timeout(run.settings.connect_seconds):
                 with connecting():
@@ -264,7 +280,7 @@ async def _ping(run: _Run, closing: asyncio.Event) -> None:
             run.state.database = None
         except (Unavailable, Conflict, TimeoutError):
             run.state.database = "the database does not answer"
-        await pause(closing, _PING_SECONDS)
+        await pause(stopping, _PING_SECONDS)
 
 
 async def _tell_ready(run: _Run, on_ready: Callable[[str], None], closing: asyncio.Event) -> None:

@@ -15,7 +15,7 @@ from schemas.registry import EventData
 from schemas.vocabulary import ServiceName, Topic
 from shared.bus import quarantine
 from shared.errors import Conflict, LeaseLost, Poison
-from shared.runtime.consumer import Consumer, ConsumerLimits
+from shared.runtime.consumer import Consumer, ConsumerLimits, HandlerBroken
 from shared.runtime.service import Transaction
 from shared.settings import ServiceSettings
 from shared.testing.carriers import Carrier
@@ -264,6 +264,16 @@ async def test_it_is_tried_five_times_alone_and_the_count_survives_a_restart(
         await service.drain()
     assert attempts == 6, "five that were counted, and the one that took the process along"
     assert [cause for _, cause, _ in await quarantined(seen)] == ["failed"]
+
+
+async def test_a_handler_that_fails_on_everything_does_not_fill_the_quarantine(
+    seen: FreshDatabase, clock: FakeClock
+) -> None:
+    async with running(seen, clock, Recorder(lambda _: ValueError("broken"))) as service:
+        await service.publish(ServiceName.EXECUTION, *[freed(n, f"j{n}") for n in range(20)])
+        with pytest.raises(HandlerBroken, match="broken"):
+            await service.drain()
+    assert len(await quarantined(seen)) == 3
 
 
 async def test_poison_is_set_aside_at_once(seen: FreshDatabase, clock: FakeClock) -> None:

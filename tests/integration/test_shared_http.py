@@ -178,6 +178,27 @@ async def test_stopping_lets_requests_under_way_finish() -> None:
                 await client.get("/livez")
 
 
+async def test_a_server_that_is_cancelled_leaves_no_socket_to_the_event_loop() -> None:
+    """Its number is used again by the next connection, which must then be served."""
+    stopping = asyncio.Event()
+    for _ in range(3):
+        bound = bind("127.0.0.1", 0)
+        app = make_app("test", ready=lambda: None, instruments=Instruments("test"))
+        async with asyncio.TaskGroup() as group:
+            served = group.create_task(run_http(app, bound, stopping))
+            async with httpx.AsyncClient(base_url=bound.url()) as client:
+                assert (await client.get("/livez")).status_code == 200
+            served.cancel()
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            async with asyncio.timeout(5):
+                reader, writer = await asyncio.open_connection(*other.getsockname())
+                connection, _ = other.accept()
+                connection.sendall(b"hello")
+                assert await reader.read(5) == b"hello"
+                writer.close()
+                connection.close()
+
+
 def test_a_taken_port_is_one_clear_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
