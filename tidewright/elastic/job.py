@@ -270,7 +270,9 @@ class Job:
                 self._stopwatch.enter(Section.IDLE)
                 trainer.settle()
                 if trainer.step >= plan.total_steps:
-                    break
+                    if trainer.part():
+                        break
+                    continue
                 self._standing.enter_phase("compiling" if self._steps_here < COMPILING_STEPS else "stepping")
                 yield self._next(plan, prefetcher, trainer)
                 if self._batch is not None:

@@ -362,6 +362,25 @@ class Trainer:
         parts.flush()
         raise SystemExit(0)
 
+    def part(self) -> bool:
+        """After the last step: True once it is known that everyone has applied it; else settle, and ask again.
+
+        Whoever left at once would cut off a peer that has not yet received the sum of the last step. A member that
+        this collective breaks for holds its state like after any other: the one behind gets it in the next group.
+        """
+        group = self.group
+        assert group is not None
+        if group.is_solo:
+            return True
+        own = bid(step=self.step, rank=group.rank, may_be_source=True, is_named=False)
+        try:
+            with self._parts.standing.waiting_for_others():
+                elect(group, own_bid=own)
+        except GroupBroken as error:
+            self.on_broken(error)
+            return False
+        return True
+
     def finish(self) -> None:
         """Training is complete: say so for as long as this process lives, and keep the end for a restart."""
         assert self.group is not None
