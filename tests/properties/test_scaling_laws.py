@@ -72,7 +72,7 @@ def histories(draw):
         st.tuples(st.just("wait"), st.sampled_from([1, 6, 12])),
         st.tuples(st.just("resize"), st.integers(1, 5)),
         st.tuples(st.just("limits"), st.integers(1, 3), st.integers(0, 4)),
-        st.tuples(st.just("lose")),
+        st.tuples(st.sampled_from(["lose", "epoch"])),
         st.tuples(st.just("retry")),
         st.tuples(st.sampled_from(["hold", "release", "evict", "end"])),
     )
@@ -121,6 +121,12 @@ class Judged(Story):
         self.epoch, self.size, self.generation = self.epoch + 1, size, self.generation + 1
         self.tell(resized(epoch=self.epoch, workers=size, attempt=self.attempt))
         self.tell(group_changed(generation=self.generation, workers=size, attempt=self.attempt))
+        self.hear("changed")
+
+    def on_epoch(self):
+        """Only the minimum of the grant changed: the group goes on."""
+        self.epoch += 1
+        self.tell(resized(epoch=self.epoch, workers=self.size, attempt=self.attempt))
         self.hear("changed")
 
     def on_limits(self, low, more):
@@ -250,7 +256,7 @@ def test_repeats_and_old_words_change_nothing(data):
 def test_the_event_of_a_group_may_come_after_its_windows(utilisations, place):
     """A generation's windows count from the first, whether its worker event came before or later."""
     assume(place <= len(utilisations))
-    early, late = running(policy=SHORT), running(policy=SHORT)
+    early, late = running(policy=SHORT).windows(1), running(policy=SHORT).windows(1)
     early.tell(group_changed(generation=2, workers=2))
     for number, utilisation in enumerate(utilisations):
         if number == place:

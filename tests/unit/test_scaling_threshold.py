@@ -49,7 +49,7 @@ def test_the_ratio_is_exact(size, utilisation, wished):
 
 @pytest.mark.parametrize("edge", [0.75, 0.80, 0.85])
 def test_the_edges_are_inside_the_band(edge):
-    story = running().windows(120, edge)
+    story = running(16, workers_max=32).windows(120, edge, members_reporting=16, members_expected=16)
     assert story.last == Keep(reason=KeepReason.SIZE_IS_RIGHT)
     assert story.sizes == []
 
@@ -135,6 +135,35 @@ def test_a_new_generation_begins_the_window():
     story = running().windows(59).tell(group_changed(generation=2, workers=2))
     assert story.windows(59, generation=2).sizes == []
     assert story.windows(1, generation=2).sizes == [4]
+
+
+def test_a_new_generation_begins_the_window_also_if_its_windows_come_before_its_event():
+    story = running().windows(59).windows(1, generation=2).tell(group_changed(generation=2, workers=2))
+    assert story.windows(58, generation=2).sizes == []
+    assert story.windows(1, generation=2).sizes == [4]
+
+
+def test_a_late_window_of_an_older_generation_disturbs_nothing():
+    story = running().tell(group_changed(generation=2, workers=2)).windows(59, generation=2)
+    streak = story.job.streak
+    for utilisation in (0.93, 0.1, None):
+        story.windows(1, utilisation, generation=1)
+        assert story.job.streak == streak
+
+
+def test_a_new_epoch_begins_the_window_also_without_a_new_generation():
+    """Only its minimum changed: the group goes on, and the cooldown is shorter than the window."""
+    policy = replace(POLICY, cooldown_us=10 * S)
+    story = running(policy=policy).windows(59).tell(resized(epoch=2, workers=2)).windows(59)
+    assert story.last == Keep(reason=KeepReason.WINDOW_NOT_FULL)
+    assert story.windows(1).sizes == [4]
+
+
+def test_only_the_last_window_counts_not_all_that_was_ever_measured():
+    policy = replace(POLICY, cooldown_us=1_500 * S)
+    full = {"members_reporting": 4, "members_expected": 4}
+    story = running(4, policy=policy).windows(180, 0.1, **full).windows(60, 0.7, **full)
+    assert story.last == Keep(reason=KeepReason.SIZE_IS_RIGHT)
 
 
 def test_a_resize_under_way_moves_nothing():

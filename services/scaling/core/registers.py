@@ -145,21 +145,15 @@ def _grant(job: Job, grant: Grant, *, now_us: int) -> Job:
 
 
 def _group(job: Job, data: GroupStarted | GroupChanged, *, now_us: int) -> Job:
-    """A new generation begins the window anew. Losing a member begins a cooldown: crashing workers never grow."""
+    """A streak belongs to one generation, so a new one begins it anew, whether its windows came before or after.
+
+    Losing a member begins a cooldown: crashing workers never grow.
+    """
     if (data.attempt, data.generation) <= (job.group.attempt, job.group.generation):
         return job
     lost = isinstance(data, GroupChanged) and bool(data.lost)
     group = replace(job.group, attempt=data.attempt, generation=data.generation, workers=data.workers)
-    ahead = job.streak is not None and (job.streak.attempt, job.streak.generation) >= (
-        data.attempt,
-        data.generation,
-    )
-    return replace(
-        job,
-        group=group,
-        disturbed_us=now_us if lost else job.disturbed_us,
-        streak=job.streak if ahead and not lost else None,
-    )
+    return replace(job, group=group, disturbed_us=now_us if lost else job.disturbed_us)
 
 
 def observe(job: Job, window: MetricWindow, *, age_us: int, now_us: int, band: Band) -> tuple[Job, Unusable | None]:
