@@ -181,8 +181,12 @@ def check_promises_are_kept(commit: Commit) -> None:
             continue
         if after.request != before.request or after.back_off_seconds > 0:
             continue
-        rivals = [w for w in commit.after.workloads.values() if urgency(w) < urgency(after)]
-        if all(_takes(commit.after, w) <= _takes(commit.before, w) for w in rivals):
+        origins = commit.before.promises[job_id].origins
+        takers = [w.job_id for w in commit.after.workloads.values() if _takes_more(commit, w)]
+        rivals = [j for j in takers if urgency(commit.after.workloads[j]) < urgency(after)]
+        if any(j in origins for j in takers) and not [j for j in rivals if j not in origins]:
+            raise LawBroken("room goes to whom it was made for", f"{takers} took back what {job_id} waits for")
+        if not [j for j in rivals if not (origins and _only_grew(commit, j))]:
             raise LawBroken("promises are kept", f"{job_id} lost its promise to nobody more urgent")
 
 
@@ -272,6 +276,17 @@ def promises_ahead(books: Books, w: Workload) -> list[Promise]:
 
 def p_size(books: Books, promise: Promise) -> int:
     return size(books.workloads[promise.job_id], promise.members)
+
+
+def _takes_more(commit: Commit, w: Workload) -> bool:
+    return _takes(commit.after, w) > _takes(commit.before, w)
+
+
+def _only_grew(commit: Commit, job_id: JobId) -> bool:
+    """It ran before and runs now: what it took is growth."""
+    before = commit.before.workloads.get(job_id)
+    after = commit.after.workloads[job_id]
+    return before is not None and before.standing is after.standing is Standing.RUNNING
 
 
 def _takes(books: Books, w: Workload) -> int:

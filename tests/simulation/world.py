@@ -13,6 +13,7 @@ from typing import Any
 from schemas.events.allocation import AllocationWaiting
 from schemas.events.job import JobChanged, JobSubmitted
 from schemas.events.scaling import ScalingProposed
+from schemas.events.worker import RoomFreed, StartFailed
 from schemas.registry import EventData, decode, encode
 from schemas.vocabulary import (
     DEFAULT_TENANT,
@@ -115,9 +116,9 @@ class World:
             start = positions[topic]
             for key, kind, payload in self.log[topic][start : start + counts[topic]]:
                 positions[topic] += 1
-                if isinstance(data := decode(kind, payload), JobSubmitted) and key in self.rows.tombstones:
-                    continue
-                drafts += _keyed(cycle.apply_word(self.book, key, DEFAULT_TENANT, data, now=self.now, rules=RULES))
+                data = decode(kind, payload)
+                if not (isinstance(data, JobSubmitted) and self.has_closed(key)):
+                    drafts += self._apply(key, data)
         cycle.end_pauses(self.book, now=self.now)
         planned, _ = cycle.settle(self.book, now=self.now, rules=RULES)
         drafts += _keyed(planned)
@@ -139,6 +140,17 @@ class World:
         if commit.takes_room:
             self._check_written_off()
         self._check_rest()
+
+    def has_closed(self, job_id: JobId) -> bool:
+        return job_id in self.rows.tombstones
+
+    def _apply(self, key: JobId, data: EventData) -> list[tuple[JobId, EventData]]:
+        before = self.book.workloads.get(key)
+        drafts = cycle.apply_word(self.book, key, DEFAULT_TENANT, data, now=self.now, rules=RULES)
+        is_old = isinstance(data, StartFailed | RoomFreed) and before is not None and data.epoch != before.epoch
+        if is_old and self.book.workloads.get(key) is not before:
+            raise LawBroken("old epochs are not heard", f"{data} at epoch {before.epoch if before else None}")
+        return _keyed(drafts)
 
     def reload(self) -> None:
         """Queueing starts anew from its rows."""
