@@ -82,9 +82,7 @@ def _events_page() -> str:
 def _event_section(cls: type[EventData]) -> str:
     schema = ADAPTERS[cls.TYPE].json_schema()
     rows = [f"| `{name}` | {_type_of(value)} |" for name, value in schema["properties"].items()]
-    return "\n".join(
-        [f"### `{cls.TYPE}`\n", inspect.getdoc(cls) or "", "\n| Field | Type |", "|---|---|", *rows, ""]
-    )
+    return "\n".join([f"### `{cls.TYPE}`\n", inspect.getdoc(cls) or "", "\n| Field | Type |", "|---|---|", *rows, ""])
 
 
 def _type_of(value: dict[str, Any]) -> str:
