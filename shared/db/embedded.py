@@ -46,7 +46,6 @@ log_timezone = 'UTC'
 log_checkpoints = off
 log_line_prefix = '%m [%p] %a '
 fsync = {fsync}
-synchronous_commit = {fsync}
 full_page_writes = {fsync}
 """
 

@@ -1,6 +1,7 @@
 """The loop around a handler: read, decode, handle in one guarded transaction, and go on or begin again."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -130,7 +131,8 @@ class Consumer:
                 failures = 0
             except (Unavailable, Conflict) as exc:
                 failures += 1
-                _log.warning("batch_not_committed", error=type(exc).__name__, detail=str(exc), failures=failures)
+                level = logging.WARNING if failures == 1 else logging.DEBUG
+                _log.log(level, "batch_not_committed", error=type(exc).__name__, detail=str(exc), failures=failures)
                 self._instruments.handler_failures.labels(type(exc).__name__).inc()
                 await pause(stopping, backoff_seconds(failures, maximum=self._limits.backoff_seconds_max))
                 continue

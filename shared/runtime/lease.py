@@ -1,6 +1,7 @@
 """Leases: one active process for each service, and every commit guarded by its term."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -111,6 +112,7 @@ class PostgresLease:
         self._row: dict[str, Any] = {"service": service.value, "partition": partition, "owner": "", "term": 0}
         self._held_until = 0.0
         self._one_at_a_time = asyncio.Lock()
+        self._renewals_missed = 0
         self._user: asyncio.Task[Any] | None = None
         self.is_standby = False
         """Another process holds it."""
@@ -223,8 +225,11 @@ class PostgresLease:
                     parameters = {**self._row, "seconds": self._timing.lease_seconds}
                     rows = (await connection.execute(_RENEW, parameters)).rowcount
         except (Unavailable, Conflict) as exc:
-            _log.warning("lease_not_renewed", service=self._row["service"], detail=str(exc))
+            self._renewals_missed += 1
+            level = logging.WARNING if self._renewals_missed == 1 else logging.DEBUG
+            _log.log(level, "lease_not_renewed", service=self._row["service"], detail=str(exc))
             return
+        self._renewals_missed = 0
         if rows == 0:
             self._forget()
             raise LeaseLost(f"{self._row['service']} is led by another process now")
