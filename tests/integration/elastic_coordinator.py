@@ -30,6 +30,7 @@ parser.add_argument("--samples", type=int, default=97)
 parser.add_argument("--batch", type=int, default=16)
 parser.add_argument("--delay", type=float, default=0.02)
 parser.add_argument("--evaluate", type=float, default=0.0)
+parser.add_argument("--until", type=int, default=-1)
 o = parser.parse_args()
 
 paddle.set_default_dtype("float64")
@@ -44,6 +45,8 @@ with elastic.join() as job:
     for step in job.steps((inputs, labels), global_batch=o.batch, epochs=o.epochs, seed=5):
         job.apply(functional.cross_entropy(model(step.inputs), step.labels, reduction="sum") / step.global_batch)
         schedule.step()
+        if step.index + 1 == o.until:
+            break
         time.sleep(0 if os.path.exists("hurry") else o.delay)
     if job.rank == 0:
         with job.phase("evaluating"):
@@ -269,8 +272,15 @@ class ElasticBed:
             "environment": {protocol.OUTPUT_DIRECTORY_VARIABLE: str(folder), "SEED": "3"},
         }
         member = Member(folder / "run", self.zygote.ask(request))
-        assert member.exit()["code"] == 0, member.log
+        assert member.exit(120)["code"] == 0, member.log
         return load(next(folder.glob("*.npz")))
+
+    def alone_until(self, step: int) -> list[np.ndarray]:
+        """The weights after so many steps of one worker that is never disturbed."""
+        return self.alone(epochs=20_000, until=step)[:4]
+
+    def finish_quietly(self, name: str) -> None:
+        assert self.members[name].exit()["code"] == 0, self.members[name].log
 
     def results(self) -> list[list[np.ndarray]]:
         return [load(path) for path in sorted((self.base / "out").glob("*.npz"))]

@@ -1,59 +1,16 @@
 """One all-reduce a step: all gradients, the loss, and the flags on which the members agree."""
 
 import math
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from tidewright.elastic.agreement import Agreement, Flags, agree, flag_values
 from tidewright.elastic.backend import paddle
 from tidewright.elastic.errors import ElasticError
 from tidewright.elastic.group import Group
 
-READY_MODULUS: Final = 200
-"""Numbers up to it and their squares, summed over 400 members, are exact in float32."""
 _WIDE: Final = ("float64", "paddle.float64")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flags:
-    """What a member adds to its part of the loss: its samples, the offer it has formed, whether to stop."""
-
-    samples: int
-    ready_generation: int
-    stop: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """What all members read in the same sum. ``swap``: everyone has formed the offer that this member has."""
-
-    loss: float
-    samples: int
-    swap: bool
-    stop: bool
-
-
-def ready_number(generation: int) -> int:
-    """0: not ready. Not the generation itself: its square would soon be beyond what float32 holds exactly."""
-    return 1 + generation % READY_MODULUS if generation else 0
-
-
-def agree(*, sums: tuple[float, float, float, float, float], world: int, ready_generation: int) -> Agreement:
-    """Read the sums of loss, samples, ready number, its square, and stop.
-
-    The ready numbers are all equal to r exactly if they sum up to n * r and their squares to n * r * r.
-    """
-    loss, samples, ready, squares, stop = sums
-    number = ready_number(ready_generation)
-    swap = number > 0 and ready == world * number and squares == world * number * number
-    return Agreement(loss=loss, samples=round(samples), swap=swap, stop=stop > 0)
-
-
-def flag_values(flags: Flags) -> list[float]:
-    """Samples, ready number, its square, stop."""
-    number = ready_number(flags.ready_generation)
-    return [float(flags.samples), float(number), float(number * number), float(flags.stop)]
 
 
 def check_loss(loss: Any) -> None:

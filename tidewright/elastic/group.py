@@ -12,7 +12,8 @@ from typing import Any, Final, NoReturn
 
 from tidewright import protocol
 from tidewright.elastic import sockets
-from tidewright.elastic.backend import GLOO, Backend, core, make_process_group
+from tidewright.elastic.backend import core, make_process_group
+from tidewright.elastic.devices import GLOO, Backend
 from tidewright.elastic.errors import GroupBroken
 
 STORE_SECONDS: Final = 60

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tidewright import protocol
-from tidewright.elastic.backend import Backend
+from tidewright.elastic.devices import Backend
 from tidewright.elastic.errors import GroupBroken
 from tidewright.elastic.group import Group, form_group
 

@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
 from tidewright import protocol
+from tidewright.elastic.agreement import Agreement, Flags, bid
 from tidewright.elastic.errors import GroupBroken
-from tidewright.elastic.gradients import Agreement, Flags
 from tidewright.elastic.group import Group, die_as_lost
 from tidewright.elastic.keeper import Keeper
 from tidewright.elastic.ledger import Ledger, finite
 from tidewright.elastic.offers import Formation, Offers
 from tidewright.elastic.standing import Standing
 from tidewright.elastic.tracked import Tracked
-from tidewright.elastic.transfer import Position, bid, elect, hand_over
+from tidewright.elastic.transfer import Position, elect, hand_over
 
 STARTED_AFTER_STEPS: Final = 2
 _SETTLED: Final = 1 << 30

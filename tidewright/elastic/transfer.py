@@ -4,17 +4,15 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
+from tidewright.elastic.agreement import winner
 from tidewright.elastic.backend import paddle
 from tidewright.elastic.errors import ElasticError
 from tidewright.elastic.group import Group
 from tidewright.elastic.tracked import Tracked, buckets, from_bytes, to_bytes
-
-_RANK_BITS: Final = 16
-RANKS_MAX: Final = (1 << _RANK_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,17 +27,6 @@ class Position:
     generation: int = 0
     resumed_generation: int = 0
     resumed_step: int = 0
-
-
-def bid(*, step: int, rank: int, may_be_source: bool, is_named: bool) -> int:
-    """What a member says in the election: the greatest wins. The most advanced; of those the one that was named."""
-    if not may_be_source:
-        return 0
-    return ((step + 1) << (_RANK_BITS + 1)) | (int(is_named) << _RANK_BITS) | (RANKS_MAX - rank)
-
-
-def winner(greatest: int) -> int:
-    return RANKS_MAX - (greatest & RANKS_MAX)
 
 
 def elect(group: Group, *, own_bid: int) -> int:

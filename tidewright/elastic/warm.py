@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-MODULES: Final = ("numpy", "paddle", "paddle.nn.functional", "paddle.io", "paddle.optimizer", "http.client", "queue")
+MODULES: Final = (
+    "numpy",
+    "paddle",
+    "paddle.nn.functional",
+    "paddle.io",
+    "paddle.optimizer",
+    "paddle.base.layer_helper",
+    "http.client",
+    "tidewright.elastic.job",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
