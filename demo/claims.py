@@ -132,11 +132,15 @@ def took_back(record: Record) -> Verdict:
 
 
 def replaced(record: Record) -> Verdict:
-    """Another process took the killed one's place; the other three stayed, and went on meanwhile."""
+    """Another process took the killed one's place; the other three stayed, and went on meanwhile.
+
+    What happens once the story is cut short is cleaning up, and proves nothing.
+    """
     job, kill = record.job(FIRST), record.mark("worker_killed")
     if job is None or kill is None:
         return not_reached("no worker was killed")
-    entries = record.ledgers.get(job, ())
+    cut = record.mark("cut")
+    entries = [e for e in record.ledgers.get(job, ()) if cut is None or e.at < cut.at]
     killed = int(kill.data["pid"])
     before = max((e.generation for e in entries if e.kind == "applied" and e.pid == killed), default=0)
     others = set(pids_of(entries, before)) - {killed}

@@ -11,7 +11,7 @@ from demo.claims import CHANGED, CLOSED, FIRST, GRANTED, MEASURE, RESIZED, START
 from demo.faults import STALL_SECONDS, Fault, signal_all, start_rogue, zygote_of
 from demo.installation import ROOT, Installation, is_alive, send
 from demo.journal import Journal
-from demo.pace import EPOCHS_MIN, plan_epochs, samples_per_second, usable_cores
+from demo.pace import plan_epochs, samples_per_second, usable_cores
 from demo.picture import JobPicture, Picture
 from demo.record import Event, Process, read_ledgers, read_processes
 from demo.screen import Screen
@@ -19,6 +19,8 @@ from demo.screen import Screen
 SCRIPTS: Final = {MEASURE: "examples/mnist.py", FIRST: "examples/mnist.py", URGENT: "examples/digits.py"}
 NAMES: Final = {MEASURE: "rehearsal", FIRST: "nightly", URGENT: "checkout"}
 URGENT_EPOCHS: Final = 8
+SPOILT_EPOCHS: Final = 80
+"""Of the first job where the story is cut short anyway: more than it can train."""
 LAST: Final = "the first job ends"
 _PUMP_SECONDS: Final = 0.05
 
@@ -43,7 +45,7 @@ class Story:
         self._jobs: dict[str, str] = {}
         self._rogue: subprocess.Popen[bytes] | None = None
         self._stopped: list[Process] = []
-        self._epochs = EPOCHS_MIN
+        self._epochs = SPOILT_EPOCHS
 
     @property
     def _first_args(self) -> tuple[str, ...]:
@@ -52,7 +54,8 @@ class Story:
     def play(self) -> None:
         """Raises DidNotHappen, Decided, or CommandFailed of the CLI."""
         self.start()
-        self.measure()
+        if self._fault is None:
+            self.measure()
         self.submit_first()
         self.watch_growth()
         self.submit_urgent()
@@ -102,7 +105,7 @@ class Story:
         else:
             self._now("a critical job needs 2 workers: the first one should shrink and keep its processes")
         self._submit(URGENT, *size, args=("--epochs", str(URGENT_EPOCHS)))
-        seconds = 8 if self._fault is Fault.NO_SHRINK else 30
+        seconds = 5 if self._fault is Fault.NO_SHRINK else 30
         self._wait_event(
             URGENT, GRANTED, "the urgent job is granted its room", seconds=seconds, deciding=Fault.NO_SHRINK
         )
@@ -128,7 +131,7 @@ class Story:
         generation = self._picture.jobs[self._jobs[FIRST]].generation
         self._journal.mark("worker_killed", job=self._jobs[FIRST], member=victim["member"], pid=victim["pid"])
         send(self._process_of(victim["pid"]), signal.SIGKILL)
-        seconds = 12 if self._fault is Fault.LOST_WORKER else 40
+        seconds = 8 if self._fault is Fault.LOST_WORKER else 40
         self._wait(
             lambda: self._running(FIRST, 4) and self._picture.jobs[self._jobs[FIRST]].generation > generation,
             "another worker takes its place",
@@ -149,7 +152,7 @@ class Story:
         self._journal.mark("services_back")
         self._now("the services are back and have adopted what runs")
         if self._fault is Fault.STALLED:
-            self._pump_for(3)
+            self._pump_for(1)
             raise Decided
 
     def watch_the_end(self) -> None:

@@ -285,6 +285,13 @@ def test_what_was_not_reached_has_not_failed(tmp_path):
     assert Status.FAILED not in found.values()
 
 
+def test_replacement_after_the_cut_does_not_count(tmp_path):
+    run = good_run()
+    four_again = min(e["t"] for e in lines_of(run, FIRST) if e["generation"] == 7)
+    run.marks.append({"mark": "cut", "t": four_again - 0.01, "why": "decided"})
+    assert verdicts(run, tmp_path)["replaced"] is Status.FAILED
+
+
 def test_cut_short_is_no_success(tmp_path, capsys):
     run = good_run()
     run.marks = [m for m in run.marks if m["mark"] != "services_killed"]
