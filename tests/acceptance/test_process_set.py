@@ -55,7 +55,7 @@ def test_a_job_goes_on_while_each_service_is_killed_and_comes_back(running):
             {
                 "name": "digits",
                 "script": str(ROOT / "examples" / "digits.py"),
-                "args": ["--epochs", "12", "--step-delay", "0.05"],
+                "args": ["--epochs", "24", "--step-delay", "0.08"],
                 "workers_min": 2,
                 "workers_max": 2,
             }
