@@ -1,9 +1,11 @@
 """Metrics through its real route, handler and database; killed and taken up again between any two steps."""
 
+import asyncio
 import json
 
 import pytest
 from metrics_bed import authorization, metrics_bed, report
+from sqlalchemy import text
 from unit.scaling_builders import group_changed, group_ended, group_started
 
 from schemas.events.job import JobEnded
@@ -285,6 +287,46 @@ async def test_a_newer_trainer_may_say_more(database, clock):
     async with metrics_bed(database, clock) as bed:
         await bed.tell(group_started(workers=2))
         assert await bed.verdict(gradient_norm=3.0) == "counted"
+
+
+# -- many at once, and a database that does not answer ----------------------------------------------------------
+
+
+async def test_reports_that_come_together_share_transactions(database, clock):
+    async with metrics_bed(database, clock) as bed:
+        await bed.tell(group_started(workers=100))
+        clock.advance(1)
+        async with asyncio.TaskGroup() as group:
+            posts = [group.create_task(bed.verdict(rank=rank, world=100)) for rank in range(100)]
+        assert {post.result() for post in posts} == {"counted"}
+        (rows,) = await read_rows(
+            database, "select count(*) as n, count(distinct xmin::text) as commits from metrics.samples"
+        )
+        assert rows["n"] == 100
+        assert rows["commits"] < 50
+
+
+async def test_what_cannot_be_written_is_not_counted_and_counts_when_it_is_sent_again(database, clock):
+    async with metrics_bed(database, clock, lock_seconds=0.2) as bed:
+        await bed.tell(group_started(workers=2))
+        clock.advance(1)
+        async with database.engine() as engine, engine.connect() as other:
+            await other.execute(text("lock table metrics.samples in access exclusive mode"))
+            assert (await bed.post()).status_code == 503
+            assert bed.handler.tracks["j1"].window.totals == {}
+        assert await bed.verdict() == "counted"
+
+
+async def test_the_inbox_is_bounded(database, clock):
+    async with metrics_bed(database, clock, lock_seconds=0.5, inbox_samples_max=5, batch_samples_max=1) as bed:
+        await bed.tell(group_started(workers=100))
+        clock.advance(1)
+        async with database.engine() as engine, engine.connect() as other:
+            await other.execute(text("lock table metrics.samples in access exclusive mode"))
+            async with asyncio.TaskGroup() as group:
+                posts = [group.create_task(bed.post(rank=rank, world=100)) for rank in range(20)]
+        details = [post.result().json()["detail"] for post in posts if post.result().status_code == 503]
+        assert details.count("too many reports wait to be written") >= 14
 
 
 # -- who is not active --------------------------------------------------------------------------------------------

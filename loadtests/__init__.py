@@ -1,0 +1,1 @@
+"""Benchmarks: one module each, run as ``python -m loadtests.NAME``."""
