@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from schemas.api.jobs import SubmitJob
 from services.intake.http.bodies import hash_of, parse
-from services.intake.http.documents import Limits, read_json, read_yaml
+from services.intake.http.documents import Limits, _check, _is_plainly_sound, read_json, read_yaml
 from shared.errors import Rejected
 from shared.problems import Unprocessable
 
@@ -72,6 +72,34 @@ def test_any_bytes_are_a_value_or_a_refusal(text):
     for read in (read_json, read_yaml):
         with suppress(Rejected, Unprocessable):
             read(text, limits=LIMITS)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(
+        st.text("a\x00", max_size=2),
+        st.recursive(
+            st.one_of(
+                st.text("a\x00:,[{", max_size=3), st.floats(allow_nan=False, allow_infinity=False), st.integers()
+            ),
+            lambda inner: st.one_of(
+                st.lists(inner, max_size=4), st.dictionaries(st.text("b\x00", max_size=1), inner, max_size=2)
+            ),
+            max_leaves=12,
+        ),
+        max_size=3,
+    )
+)
+def test_the_cheap_check_passes_nothing_that_the_thorough_one_refuses(value):
+    limits = Limits(nodes=8, depth=3)
+    text = json.dumps(value).encode()
+    if _is_plainly_sound(text, limits):
+        _check(json.loads(text), limits)
+
+
+def test_an_infinite_number_is_named():
+    with pytest.raises(Unprocessable, match="/a/1/b: is not a finite number"):
+        read_json(b'{"a": [1, {"b": -1e999}]}', limits=LIMITS)
 
 
 def test_aliases_count_as_often_as_they_are_used():

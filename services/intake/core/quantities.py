@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final
 
 from schemas.resources import MILLI
@@ -39,6 +40,7 @@ class BadQuantity:
     way_out: str
 
 
+@lru_cache(maxsize=4096, typed=True)
 def parse_quantity(value: str | int | float, *, unit: Unit) -> int | BadQuantity:
     """The amount in ``unit``, above zero and at most ``AMOUNT_MAX``; a float means the decimal it is written as."""
     match = _SHAPE.fullmatch(_as_text(value))

@@ -132,7 +132,7 @@ def _program_errors(body: SubmitJob) -> list[Invalid]:
             errors.append(
                 Invalid(field=f"/{field}", detail="is empty", way_out="leave the field out, or name a path")
             )
-    if body.working_directory and not PurePosixPath(body.working_directory).is_absolute():
+    if body.working_directory and not body.working_directory.startswith("/"):
         errors.append(
             Invalid(field="/working_directory", detail="is a relative path", way_out="write it from the root: /…")
         )
@@ -332,7 +332,7 @@ def _warnings(body: SubmitJob, *, mode: Mode, size: Size, now: datetime, is_loca
         )
     if body.finish_by is not None and body.finish_by.utcoffset() is not None and body.finish_by <= now:
         warnings.append("finish_by: this moment has passed already, so the job counts as late")
-    if body.script and not body.working_directory and not PurePosixPath(body.script).is_absolute():
+    if body.script and not body.working_directory and not body.script.startswith("/"):
         warnings.append(
             "script: a relative path without working_directory depends on where the services run; "
             "give an absolute path or a working_directory"
