@@ -123,3 +123,14 @@ def test_stop_is_agreed_and_the_lowest_rank_keeps_the_state(bed: ElasticBed) -> 
     applied_once(bed.entries(), samples=97, steps_per_epoch=7, total_steps=280)
     alone = bed.alone(epochs=40)
     assert all(largest_difference(result, alone) < 1e-12 for result in bed.results())
+
+
+@pytest.mark.parametrize("round_", range(5))
+def test_nobody_is_left_behind_in_the_last_step(bed: ElasticBed, round_: int) -> None:
+    """Who ended at once after its last all-reduce cut that of a slower peer, which then waited for ever."""
+    names = ["a", "b", "c", "d"]
+    (bed.base / "hurry").touch()
+    bed.start(*names, epochs=1)
+    bed.coordinator.offer(names, source=-1)
+    bed.finish(*names)
+    assert all("finished" in bed.kinds(name) for name in names)

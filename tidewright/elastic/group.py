@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 from tidewright import protocol
 from tidewright.elastic import sockets
-from tidewright.elastic.backend import core, make_process_group
+from tidewright.elastic.backend import core, make_process_group, paddle
 from tidewright.elastic.devices import GLOO, Backend
 from tidewright.elastic.errors import GroupBroken
 
@@ -59,6 +59,11 @@ class Group:
 
     def broadcast(self, tensor: Any, source: int) -> None:
         self._run(lambda: self._process_group.broadcast(tensor, source, True))
+
+    def meet(self) -> None:
+        """Return when all members are here, which proves that each has passed every earlier collective."""
+        if not self.is_solo:
+            self.sum(paddle.zeros([1]))
 
     def _run(self, begin: Callable[[], Any]) -> None:
         if self.is_solo:

@@ -12,6 +12,7 @@ after ``job.apply`` (a scheduler's step) is part of the state that others receiv
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
@@ -354,6 +355,8 @@ class Trainer:
 
     def _stop(self, *, as_writer: bool) -> NoReturn:
         parts = self._parts
+        if self.group is not None:
+            self._see_all_through(self.group)
         if as_writer:
             parts.keeper.write(self.step)
         parts.keeper.wait()
@@ -381,10 +384,17 @@ class Trainer:
             return False
         return True
 
+    def _see_all_through(self, group: Group) -> None:
+        """Do not leave while a slower peer is still in the last all-reduce: it would lose it, and wait for ever."""
+        if group.backend.survives_a_lost_peer:
+            with suppress(GroupBroken), self._parts.standing.waiting_for_others():
+                group.meet()
+
     def finish(self) -> None:
         """Training is complete: say so for as long as this process lives, and keep the end for a restart."""
         assert self.group is not None
         parts = self._parts
+        self._see_all_through(self.group)
         parts.standing.enter_phase("finishing")
         parts.ledger.write("finished", **self._place(self.step))
         word = protocol.Finished(generation=self.group.generation, step=self.step)
