@@ -208,10 +208,15 @@ def check_victims(commit: Commit) -> None:
         if top < victim.priority.urgency or (data.reason.code is _EVICTED_FOR and top == victim.priority.urgency):
             raise LawBroken("victims are less urgent", f"{job_id} gives room to class {top}")
         if is_uniform(after):
-            given = size(victim, commit.before.workloads[job_id].granted) if data.reason.code is _EVICTED_FOR else 1
+            given = _was_granted(commit, victim) if data.reason.code is _EVICTED_FOR else 1
             having = [after.workloads[p.job_id] for p in after.promises.values() if p.origins]
             if not any(_is_short_without(after, claimant, given) for claimant in having):
                 raise LawBroken("no redundant victim", f"{job_id} gave {given} too many")
+
+
+def _was_granted(commit: Commit, victim: Workload) -> int:
+    before = commit.before.workloads[victim.job_id]
+    return size(before, before.granted) if before.standing is Standing.RUNNING else size(victim, victim.held)
 
 
 def _check_shortage(commit: Commit, job_id: JobId) -> None:

@@ -66,7 +66,8 @@ def settle(book: Book, *, now: float, rules: Rules) -> tuple[list[Draft[EventDat
     """Plan and carry out until nothing is left to decide.
 
     Returns the events, and in how many seconds time alone may change something (None: never). More than one plan
-    is needed only where a whole front of a line was granted and there are more behind it.
+    is needed only where a whole front of a line was granted and there are more behind it, or where somebody whose
+    room was promised away waits for that claimant to start.
     """
     drafts: list[Draft[EventData]] = []
     due: float | None = None
@@ -77,7 +78,7 @@ def settle(book: Book, *, now: float, rules: Rules) -> tuple[list[Draft[EventDat
         for decision in decided.decisions:
             drafts += _put(book, carry_out(book, decision, now=now))
         book.set_promises(decided.promises)
-        goes_on = _has_more_behind(view, decided, rules)
+        goes_on = _has_more_behind(view, decided, rules) or _is_free_again(view, decided)
         due = decided.due_seconds
     waits, later = _explain(book, decided, now=now, rules=rules)
     return drafts + waits, min((d for d in (due, later) if d is not None), default=None)
@@ -185,6 +186,15 @@ def _has_more_behind(view: View, decided: Plan, rules: Rules) -> bool:
         and any(w.job_id in granted for w in line)
         and (line[-1].job_id in granted or line[-1].job_id in promised)
         for line in view.lines
+    )
+
+
+def _is_free_again(view: View, decided: Plan) -> bool:
+    """Whether a claimant started for which somebody that now waits had made room."""
+    granted = {decision.job_id for decision in decided.decisions if isinstance(decision, Grant)}
+    return any(
+        promise.job_id in granted and any(origin in decided.waits for origin in promise.origins)
+        for promise in view.promises
     )
 
 
