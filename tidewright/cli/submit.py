@@ -98,7 +98,7 @@ Examples:
 @pass_session
 def wait_for(session: Session, job: str, timeout_seconds: float | None, form: str) -> None:
     """Wait until a job has ended, and exit with its exit code."""
-    with session.client() as client:
+    with watched(f"The job goes on: `tide wait {job}` waits again."), session.client() as client:
         job_id = resolve(client, job)
     _finish(session, job_id, timeout_seconds=timeout_seconds, form=form)
 
@@ -124,8 +124,8 @@ def wait_until_ended(client: Client, job_id: str, *, timeout_seconds: float | No
 
 def _finish(session: Session, job_id: str, *, timeout_seconds: float | None, form: str) -> None:
     with (
-        session.client(watching=True) as client,
         watched(f"The job goes on: `tide wait {job_id}` waits again, `tide cancel {job_id}` ends it."),
+        session.client(watching=True) as client,
     ):
         try:
             job = wait_until_ended(client, job_id, timeout_seconds=timeout_seconds, told=form == "table")

@@ -41,11 +41,11 @@ def top(session: Session, once: bool, interval_seconds: float) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_PIPE_COLUMNS)
-    with session.client(watching=not once) as client:
+    with watched("`tide top` shows it again."), session.client(watching=not once) as client:
         if once or not console.is_terminal:
             console.print(picture(client))
             return
-        with watched("`tide top` shows it again."), Live(console=console, screen=True, auto_refresh=False) as live:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 live.update(picture(client), refresh=True)
                 time.sleep(interval_seconds)

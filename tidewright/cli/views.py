@@ -52,7 +52,7 @@ def ps(session: Session, /, *, everything: bool, watch: bool, form: str, limit: 
     if form not in ("table", "wide"):
         raise click.UsageError("-w shows a table; `tide events` follows for programs")
     console = Console()
-    with session.client(watching=True) as client, watched("`tide ps` lists the jobs."):
+    with watched("`tide ps` lists the jobs."), session.client(watching=True) as client:
         if not console.is_terminal:
             _watch_plainly(client, listed, form)
         with Live(console=console, screen=False, auto_refresh=False) as live:
@@ -169,15 +169,16 @@ Examples:
 @pass_session
 def logs(session: Session, /, job: str, *, follow: bool, form: str, **where: Any) -> None:
     """Print the output of a job's processes, also of those that have ended."""
-    with session.client(watching=follow) as client:
-        job_id = resolve(client, job)
-        with watched(f"The job goes on: `tide logs -f {job_id}` follows again."):
-            for line in client.logs(job_id, follow=follow, **where):
-                if form == "json":
-                    told = {"member": line.member, "cursor": line.cursor, "line": line.line}
-                    click.echo(json.dumps(told, ensure_ascii=False))
-                else:
-                    click.echo(f"{click.style(_short_member(line.member), fg='cyan')} {line.line}")
+    with (
+        watched(f"The job goes on: `tide logs -f {job}` follows again."),
+        session.client(watching=follow) as client,
+    ):
+        for line in client.logs(resolve(client, job), follow=follow, **where):
+            if form == "json":
+                told = {"member": line.member, "cursor": line.cursor, "line": line.line}
+                click.echo(json.dumps(told, ensure_ascii=False))
+            else:
+                click.echo(f"{click.style(_short_member(line.member), fg='cyan')} {line.line}")
 
 
 @click.command(
@@ -195,7 +196,7 @@ Examples:
 @pass_session
 def events(session: Session, job: str | None, after: str | None, form: str) -> None:
     """Follow what happens until Ctrl-C; a broken connection resumes where it was."""
-    with session.client(watching=True) as client, watched("`tide events --after ID` resumes behind an id."):
+    with watched("`tide events --after ID` resumes behind an id."), session.client(watching=True) as client:
         job_id = resolve(client, job) if job else None
         for event in client.events(job_id=job_id, after=after):
             if form == "json":
