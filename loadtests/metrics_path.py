@@ -20,6 +20,7 @@ import uvloop
 from schemas.envelope import Draft
 from schemas.events.allocation import AllocationGranted, Reason, RoleGrant
 from schemas.events.job import JobSpec, JobSubmitted, RequestRegister, RoleRequest
+from schemas.events.metric import MetricWindow
 from schemas.events.worker import GroupStarted
 from schemas.registry import EventData
 from schemas.resources import SLOT, Resources
@@ -32,6 +33,7 @@ from schemas.vocabulary import (
     Mode,
     PriorityClass,
     ServiceName,
+    UtilisationMeasure,
 )
 from services.metrics import wiring as metrics
 from services.metrics.settings import MetricsSettings
@@ -118,7 +120,7 @@ async def measure_route(database: FreshDatabase, names: Sequence[str], *, worker
         await base.drain()
         stopping, renewing = asyncio.Event(), asyncio.Event()
         async with asyncio.TaskGroup() as group, serving(made[0].app) as url:
-            group.create_task(made[0].loops[0](stopping))
+            group.create_task(write_reports(made[0], stopping))
             group.create_task(base.equipment.lease.run_renewal(renewing))
             posts = list(all_posts(names, workers=workers, rounds=rounds))
             began, cpu = time.perf_counter(), cpu_seconds()
@@ -138,13 +140,16 @@ async def measure_route(database: FreshDatabase, names: Sequence[str], *, worker
             renewing.set()
         result = json.loads(out)
         counted = base.context.instruments.counter("samples_total", "", ("verdict",))
-        verdicts = {
-            s.labels["verdict"]: int(s.value) for s in counted.collect()[0].samples if s.name.endswith("_total")
-        }
+        found = [sample for metric in counted.collect() for sample in metric.samples]
+        verdicts = {s.labels["verdict"]: int(s.value) for s in found if s.name.endswith("_total")}
     print(
         f"route: {len(posts) / wall:,.0f} reports/s, {used / len(posts) * 1e6:.0f} µs of metrics' CPU each, "
         f"answers p50/p99 {result['p50']:.0f}/{result['p99']:.0f} ms; {verdicts}"
     )
+
+
+async def write_reports(parts: ServiceParts, stopping: asyncio.Event) -> None:
+    await parts.loops[0](stopping)
 
 
 def all_posts(names: Sequence[str], *, workers: int, rounds: int) -> Any:
@@ -217,7 +222,7 @@ def cpu_seconds() -> float:
 async def measure_windows(database: FreshDatabase, *, jobs: int, workers: int) -> None:
     """Every job closes a window at once; then scaling reads them all."""
     clock = FakeClock(SystemClock().now())
-    long_lease = {"lease_seconds": 1e6, "batch_events_max": 1_000}
+    long_lease: Any = {"lease_seconds": 1e6, "batch_events_max": 1_000}
     for service, wiring, settings in (
         (ServiceName.METRICS, metrics, MetricsSettings(**long_lease)),
         (ServiceName.SCALING, scaling, ScalingSettings(**long_lease)),
@@ -243,9 +248,6 @@ async def drain(base: ServiceHarness) -> None:
 
 
 async def tell_windows(database: FreshDatabase, clock: FakeClock, jobs: int, workers: int) -> None:
-    from schemas.events.metric import MetricWindow
-    from schemas.vocabulary import UtilisationMeasure
-
     window = MetricWindow(
         attempt=1,
         generation=1,

@@ -78,7 +78,7 @@ class MetricsHandler:
 
     def due_seconds(self) -> float | None:
         """Until the first window may close. One that waits for late reports is looked at in every interval."""
-        opened = [track.window.opened_us for track in self.tracks.values() if track.window]
+        opened = [track.window.opened_us for track in self.tracks.values() if track.window and not track.is_quiet]
         if not opened:
             return None
         now_us = Instant.of(self.clock).us

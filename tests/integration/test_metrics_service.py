@@ -116,9 +116,13 @@ async def test_missing_and_silent_members(database, clock):
         assert await bed.windows() == [], "the missing one is waited for"
         clock.advance(2)
         await bed.base.drain()
-        clock.advance(7)
-        await bed.base.drain()
+        for _ in range(3):
+            clock.advance(7)
+            await bed.base.drain()
         assert [(w.members_reporting, w.utilisation) for w in await bed.windows()] == [(1, 0.93), (0, None)]
+        assert bed.handler.due_seconds() is None, "silence is told once"
+        await bed.seconds(6, first=6)
+        assert (await bed.windows())[2].members_reporting == 2
 
 
 async def test_older_generations_attempts_and_ended_jobs_are_fenced(database, clock):

@@ -41,6 +41,7 @@ def test_a_full_window():
     assert window.progress.remaining_seconds == 95.0  # 950 steps at 10 a second
     assert track.window.opened_us == 5 * S
     assert not track.window.totals
+    assert due_us(track, now_us=5 * S, rules=RULES) == 12 * S, "the next one waits for reports, and misses them"
 
 
 def test_a_window_stays_open_until_its_length_is_over():
@@ -81,6 +82,23 @@ def test_silence_is_published_as_silence():
     assert window.samples_per_second is None
     assert window.loss is None
     assert window.progress is None
+
+
+def test_silence_is_told_once_and_ends_with_the_next_report():
+    track, _ = closed(make_track(), now_us=7 * S)
+    assert due_us(track, now_us=8 * S, rules=RULES) is None
+    assert close_due(track, now_us=60 * S, rules=RULES).windows == ()
+    assert absorb(track, [make_sample(world=9)], now_us=60 * S, rules=RULES)[0].is_quiet
+    track = reported(track, make_sample(rank=0), make_sample(rank=1), now_us=60 * S)
+    track = seconds_of(track, ranks=(0, 1), first=61, count=4)
+    _, window = closed(track, now_us=65 * S)
+    assert (round(window.window_seconds, 3), window.members_reporting) == (5.0, 2)
+
+
+def test_a_new_generation_ends_the_silence():
+    track, _ = closed(make_track(), now_us=7 * S)
+    grown = started(track, workers=3, generation=2, now_us=8 * S).track
+    assert due_us(grown, now_us=8 * S, rules=RULES) == 15 * S
 
 
 def test_a_pause_counts_as_idle():

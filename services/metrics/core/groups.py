@@ -61,6 +61,8 @@ class Track:
     """One job as metrics sees it: the newest group that has started, its open window, its curve.
 
     ``attempt`` 0: no group has started yet. ``window`` is None before the first group and after the attempt's end.
+    ``is_quiet``: the last window was silent, and said so; the next one begins with the next report. A job that
+    never reports costs one event and nothing more.
     """
 
     job_id: JobId
@@ -70,6 +72,7 @@ class Track:
     workers: int = 0
     ended_attempt: int = 0
     window: Window | None = None
+    is_quiet: bool = False
     seen: Mapping[int, Seen] = field(default_factory=dict)
     rate: StepRate = field(default_factory=StepRate)
     curve: CurveCursor = field(default_factory=CurveCursor)
@@ -90,6 +93,7 @@ def absorb(
     track: Track, samples: Sequence[Sample], *, now_us: int, rules: Rules
 ) -> tuple[Track, tuple[Verdict, ...]]:
     """Count the reports of one job; a verdict for each, in their order. Cost: O(reports + members)."""
+    before, track = track, _roused(track, now_us=now_us)
     totals = dict(track.window.totals) if track.window else {}
     seen = dict(track.seen)
     aside = [waiting for waiting in track.aside if now_us - waiting.received_us <= rules.window.reach_us]
@@ -107,8 +111,18 @@ def absorb(
         if verdict is Verdict.COUNTED:
             totals[sample.rank] = totals.get(sample.rank, Totals()).plus(sample)
         verdicts.append(verdict)
-    window = replace(track.window, totals=totals) if track.window else None
+    if Verdict.COUNTED not in verdicts:
+        return replace(before, seen=seen, aside=tuple(aside)), tuple(verdicts)
+    assert track.window is not None
+    window = replace(track.window, totals=totals)
     return replace(track, window=window, seen=seen, aside=tuple(aside)), tuple(verdicts)
+
+
+def _roused(track: Track, *, now_us: int) -> Track:
+    """A quiet track whose window begins now; what a window counts is received after its beginning."""
+    if not track.is_quiet or track.window is None:
+        return track
+    return replace(track, is_quiet=False, window=Window(opened_us=max(track.window.opened_us, now_us - 1)))
 
 
 def _verdict(
@@ -152,6 +166,7 @@ def start_group(track: Track, *, attempt: int, generation: int, workers: int, no
         generation=generation,
         workers=workers,
         window=Window(opened_us=min([now_us, *(w.received_us - 1 for w in mine)])),
+        is_quiet=False,
         seen={},
         rate=StepRate(),
         aside=later,
@@ -172,14 +187,14 @@ def end_attempt(track: Track, *, attempt: int, now_us: int, rules: Rules) -> Out
 
 
 def due_us(track: Track, *, now_us: int, rules: Rules) -> int | None:
-    """When the open window of this track closes, as far as is known now; None if none is open."""
-    if track.window is None:
+    """When the open window of this track closes, as far as is known now; None if none is open, or all is quiet."""
+    if track.window is None or track.is_quiet:
         return None
     return close_us(track.window, workers=track.workers, now_us=now_us, rules=rules.window)
 
 
 def close_due(track: Track, *, now_us: int, rules: Rules) -> Outcome:
-    """Close the window if its time has come, also when nobody reported: silence is published as silence."""
+    """Close the window if its time has come, also when nobody reported: silence is told as silence, once."""
     due = due_us(track, now_us=now_us, rules=rules)
     if due is None or due > now_us:
         return Outcome(track=track)
@@ -203,7 +218,13 @@ def _close(track: Track, *, now_us: int, rules: Rules, last: bool) -> Outcome:
     )
     plan = plan_point(track.curve, closed.event, points_max=rules.points_max, last=last)
     return Outcome(
-        track=replace(track, window=Window(opened_us=now_us), rate=closed.rate, curve=plan.cursor),
+        track=replace(
+            track,
+            window=Window(opened_us=now_us),
+            is_quiet=not track.window.totals,
+            rate=closed.rate,
+            curve=plan.cursor,
+        ),
         windows=(closed.event,),
         points=() if plan.point is None else (plan.point,),
         thinned=plan.thinned,

@@ -1,9 +1,10 @@
 """What the reports of one generation amount to in a window of time.
 
-Windows tumble: the next one begins where the last one ended, so that they tile the life of a generation with no
-gap, also over a restart of this service (the beginning is a row; an outage makes one long window, in which members
-that could not report do not count as reporting). They are short on purpose, ``emit_seconds``: whoever needs a longer
-view, as scaling does, composes it from adjoining windows and so sees every dip in it.
+Windows tumble: the next one begins where the last one ended (after a silent one, with the next report), so that
+they tile the life of a generation with no gap, also over a restart of this service: the beginning is a row, and an
+outage makes one long window, in which members that could not report do not count as reporting. They are short on
+purpose, ``emit_seconds``: whoever needs a longer view, as scaling does, composes it from adjoining windows and so
+sees every dip in it.
 
 A window closes when it is ``emit_us`` old and all members have reported for at least a share of it; where somebody
 is missing, ``lateness_us`` later. What is missing then stays missing: ``members_reporting`` says so.
