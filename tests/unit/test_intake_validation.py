@@ -2,17 +2,20 @@
 
 import pytest
 
-from schemas.api.jobs import SubmitJob
+from schemas.api.jobs import PatchJob, SubmitJob
 from schemas.vocabulary import (
+    JobPhase,
     Mode,
     NodeName,
 )
+from services.intake.core.changes import Changed, plan_patch
 from services.intake.core.fit import accelerator_name, never_fits
 from services.intake.core.validation import Accepted, Refused
 from tests.unit.intake_builders import (
     make_capacity,
     make_judgement,
     make_record,
+    make_request,
 )
 
 
@@ -125,3 +128,20 @@ def test_never_fits_only_when_it_is_certain():
     assert none_at_all.field == "/resources"
     cpu = make_record(resources={"accelerators": 0, "cpu": 5})
     assert "5 cpu" in never_fits(cpu.roles, cpu.request, make_capacity(8)).detail
+
+
+@pytest.mark.parametrize(
+    ("patch", "sizes"),
+    [
+        ({"workers_max": 2}, (1, 2, 2)),
+        ({"workers_min": 5}, (5, 5, 8)),
+        ({"workers_min": 2, "workers_max": 2}, (2, 2, 2)),
+        ({"workers_max": 2, "workers": 1}, (1, 1, 2)),
+        ({"workers": 8}, (1, 8, 8)),
+    ],
+)
+def test_limits_pull_the_size_wished_for_along(patch, sizes):
+    request = make_request(workers_min=1, workers=4, workers_max=8)
+    change = plan_patch(request, PatchJob(**patch), phase=JobPhase.RUNNING, mode=Mode.LIVE)
+    assert isinstance(change, Changed)
+    assert (change.request.workers_min, change.request.workers, change.request.workers_max) == sizes

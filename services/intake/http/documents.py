@@ -181,27 +181,22 @@ class _Open:
 
     value: dict[str, Value] | list[Value]
     anchor: str | None
-    nodes_before: int
     path: str
     key: str | None = None
 
 
-@dataclass(slots=True)
-class _Anchored:
-    value: Value
-    nodes: int
-
-
 class _Builder:
-    """Puts a document together from parser events, with the open collections on a stack."""
+    """Puts a document together from parser events, with the open collections on a stack.
+
+    An alias is the value itself once more, so it costs nothing here; ``_check`` counts it as often as it is used.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.document: Value = None
         self._limits = limits
-        self._nodes = 0
         self._documents = 0
         self._stack: list[_Open] = []
-        self._anchors: dict[str, _Anchored] = {}
+        self._anchors: dict[str, Value] = {}
 
     def take(self, event: Any) -> None:
         match event:
@@ -210,7 +205,7 @@ class _Builder:
                 if self._documents > 1:
                     raise malformed("YAML", "it has more than one document", way_out="send one document a request")
             case yaml.ScalarEvent():
-                self._add(self._scalar(event), anchor=event.anchor, nodes=1)
+                self._add(self._scalar(event), anchor=event.anchor)
             case yaml.AliasEvent():
                 self._add_alias(event)
             case yaml.MappingStartEvent():
@@ -228,17 +223,15 @@ class _Builder:
         if len(self._stack) >= self._limits.depth:
             raise _too_deep(self._limits)
         self._refuse_as_key()
-        self._stack.append(_Open(value, event.anchor, self._nodes, self._path()))
-        self._count(1)
+        self._stack.append(_Open(value, event.anchor, self._path()))
 
     def _close(self) -> None:
         done = self._stack.pop()
-        self._add(done.value, anchor=done.anchor, nodes=0, spent=self._nodes - done.nodes_before)
+        self._add(done.value, anchor=done.anchor)
 
-    def _add(self, value: Value, *, anchor: str | None, nodes: int, spent: int | None = None) -> None:
+    def _add(self, value: Value, *, anchor: str | None) -> None:
         if anchor is not None:
-            self._anchors[anchor] = _Anchored(value, nodes if spent is None else spent)
-        self._count(nodes)
+            self._anchors[anchor] = value
         if not self._stack:
             self.document = value
             return
@@ -252,13 +245,12 @@ class _Builder:
             top.key = None
 
     def _add_alias(self, event: Any) -> None:
-        known = self._anchors.get(event.anchor)
-        if known is None:
+        if event.anchor not in self._anchors:
             is_open = any(item.anchor == event.anchor for item in self._stack)
             detail = "contains itself" if is_open else "was not defined before"
             raise malformed("YAML", f"the alias *{event.anchor} {detail}", way_out="write the value out")
         self._refuse_as_key()
-        self._add(known.value, anchor=None, nodes=known.nodes)
+        self._add(self._anchors[event.anchor], anchor=None)
 
     def _key(self, value: Value, top: _Open) -> str:
         assert isinstance(top.value, dict), "only mappings have keys"
@@ -285,11 +277,6 @@ class _Builder:
         top = self._stack[-1]
         part = str(len(top.value)) if isinstance(top.value, list) else pointer_part(top.key or "")
         return f"{top.path}/{part}"
-
-    def _count(self, nodes: int) -> None:
-        self._nodes += nodes
-        if self._nodes > self._limits.nodes:
-            raise _too_large(self._limits)
 
     def _scalar(self, event: Any) -> Value:
         text: str = event.value
