@@ -11,9 +11,7 @@ FIRST: Final = "first"
 """Part of the long job of low priority."""
 URGENT: Final = "urgent"
 """Part of the critical job that needs its room."""
-MEASURE: Final = "measure"
-"""Part of the short job from which the length of the first one is chosen."""
-PARTS: Final = (MEASURE, FIRST, URGENT)
+PARTS: Final = (FIRST, URGENT)
 GAP_SECONDS_MAX: Final = 2.0
 _WINDOW_TOLERANCE: Final = 0.02
 """Windows are cut at report boundaries; their sum may miss the full window by this part of it."""

@@ -49,9 +49,7 @@ def signal_all(processes: Iterable[Process], number: signal.Signals) -> None:
         send(process, number)
 
 
-def start_rogue(
-    installation: Installation, *, job: str, script: Path, args: Iterable[str]
-) -> subprocess.Popen[bytes]:
+def start_rogue(installation: Installation, *, job: str, script: Path) -> subprocess.Popen[bytes]:
     """Start a trainer that nobody asked for: it has no address to join, so it trains alone, from step 0."""
     folder = installation.state / "run" / job / "worker-9-1"
     folder.mkdir(parents=True)
@@ -64,7 +62,7 @@ def start_rogue(
     }
     with (folder / "log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, str(script), *args],
+            [sys.executable, str(script)],
             cwd=ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,

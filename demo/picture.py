@@ -18,7 +18,6 @@ class JobPicture:
     generation: int = 0
     epoch: int = 0
     step: int = 0
-    total_steps: int | None = None
     loss: float | None = None
     utilisation: float | None = None
 
@@ -108,7 +107,7 @@ def _measure(job: JobPicture, data: dict[str, Any]) -> None:
     if data["loss"] is not None:
         job.loss = data["loss"]
     if data["progress"] is not None:
-        job.step, job.total_steps = data["progress"]["step"], data["progress"]["total_steps"]
+        job.step = data["progress"]["step"]
 
 
 def _members(data: dict[str, Any]) -> int:

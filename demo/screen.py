@@ -7,7 +7,6 @@ from typing import Final, Protocol, Self
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -83,7 +82,7 @@ def paint(picture: Picture, *, began: float, now: float) -> RenderableType:
     """The picture as one panel; ``began`` and ``now`` are wall times in seconds."""
     colours = {job: _COLOURS[i % len(_COLOURS)] for i, job in enumerate(picture.jobs)}
     jobs = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
-    for heading in ("job", "class", "state", "workers", "step", "", "loss", "busy"):
+    for heading in ("job", "class", "state", "workers", "step", "loss", "busy"):
         jobs.add_column(heading, no_wrap=True)
     for job_id, job in picture.jobs.items():
         jobs.add_row(*_row(job, colour=colours[job_id]))
@@ -104,18 +103,13 @@ def paint(picture: Picture, *, began: float, now: float) -> RenderableType:
 
 
 def _row(job: JobPicture, *, colour: str) -> tuple[RenderableType, ...]:
-    steps = f"{job.step}" if job.total_steps is None else f"{job.step}/{job.total_steps}"
-    bar: RenderableType = Text()
-    if job.total_steps:
-        bar = ProgressBar(total=job.total_steps, completed=job.step, width=16, complete_style=colour)
     workers = f"{job.running}" if job.running == job.granted else f"{job.running} → {job.granted}"
     return (
         Text(job.name, style=colour),
         job.priority,
         job.state,
         workers,
-        steps,
-        bar,
+        str(job.step),
         "" if job.loss is None else f"{job.loss:.3f}",
         "" if job.utilisation is None else f"{job.utilisation:.0%}",
     )

@@ -7,20 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from demo.claims import CHANGED, CLOSED, FIRST, GRANTED, MEASURE, RESIZED, STARTED, URGENT
+from demo.claims import CHANGED, CLOSED, FIRST, GRANTED, RESIZED, STARTED, URGENT
 from demo.faults import STALL_SECONDS, Fault, signal_all, start_rogue, zygote_of
 from demo.installation import ROOT, Installation, is_alive, send
 from demo.journal import Journal
-from demo.pace import plan_epochs, samples_per_second, usable_cores
 from demo.picture import JobPicture, Picture
-from demo.record import Event, Process, read_ledgers, read_processes
+from demo.record import Event, Process, read_processes
 from demo.screen import Screen
 
-SCRIPTS: Final = {MEASURE: "examples/mnist.py", FIRST: "examples/mnist.py", URGENT: "examples/digits.py"}
-NAMES: Final = {MEASURE: "rehearsal", FIRST: "nightly", URGENT: "checkout"}
+SCRIPTS: Final = {FIRST: "demo/nightly.py", URGENT: "examples/digits.py"}
+NAMES: Final = {FIRST: "nightly", URGENT: "checkout"}
 URGENT_EPOCHS: Final = 8
-SPOILT_EPOCHS: Final = 80
-"""Of the first job where the story is cut short anyway: more than it can train."""
 LAST: Final = "the first job ends"
 _PUMP_SECONDS: Final = 0.05
 
@@ -45,17 +42,10 @@ class Story:
         self._jobs: dict[str, str] = {}
         self._rogue: subprocess.Popen[bytes] | None = None
         self._stopped: list[Process] = []
-        self._epochs = SPOILT_EPOCHS
-
-    @property
-    def _first_args(self) -> tuple[str, ...]:
-        return ("--epochs", str(self._epochs))
 
     def play(self) -> None:
         """Raises DidNotHappen, Decided, or CommandFailed of the CLI."""
         self.start()
-        if self._fault is None:
-            self.measure()
         self.submit_first()
         self.watch_growth()
         self.submit_urgent()
@@ -72,20 +62,10 @@ class Story:
         self._installation.start()
         self._wait(self._installation.ready, "the services become ready", seconds=45)
 
-    def measure(self) -> None:
-        self._now("one epoch on one worker, to see how fast this machine is")
-        self._submit(MEASURE, "--min", "1", "--max", "1", "--priority", "low", args=("--epochs", "1"))
-        self._wait_event(MEASURE, CLOSED, "the rehearsal ends", seconds=60)
-        rate = samples_per_second(read_ledgers(self._installation.record).get(self._jobs[MEASURE], ()))
-        cores = usable_cores()
-        self._epochs = plan_epochs(samples_per_second=rate, cores=cores)
-        sentence = f"{rate:.0f} images/s on one of {cores:g} cores: the story takes {self._epochs} epochs here"
-        self._picture.say(time.time(), sentence)
-
     def submit_first(self) -> None:
         self._now("a job of low priority: 1 to 4 workers, starting with 1")
         size = ("--min", "1", "--max", "4", "--priority", "low")
-        self._submit(FIRST, *size, args=self._first_args)
+        self._submit(FIRST, *size)
         self._wait_event(FIRST, STARTED, "the first job trains", seconds=30)
 
     def watch_growth(self) -> None:
@@ -104,7 +84,7 @@ class Story:
             size = (*size[:-1], "low")
         else:
             self._now("a critical job needs 2 workers: the first one should shrink and keep its processes")
-        self._submit(URGENT, *size, args=("--epochs", str(URGENT_EPOCHS)))
+        self._submit(URGENT, *size, args=("--", "--epochs", str(URGENT_EPOCHS)))
         seconds = 5 if self._fault is Fault.NO_SHRINK else 30
         self._wait_event(
             URGENT, GRANTED, "the urgent job is granted its room", seconds=seconds, deciding=Fault.NO_SHRINK
@@ -154,9 +134,11 @@ class Story:
         if self._fault is Fault.STALLED:
             self._pump_for(1)
             raise Decided
+        self._pump_for(2)
 
     def watch_the_end(self) -> None:
-        self._now("everything goes on: the first job trains to its end")
+        self._now("kill -USR1: enough shown; the first job ends with its next epoch, and tests what it has learnt")
+        signal_all((p for p in self._workers() if is_alive(p)), signal.SIGUSR1)
         self._wait_event(FIRST, CLOSED, LAST, seconds=90)
         self._pump_for(0.5)
 
@@ -172,7 +154,7 @@ class Story:
     def _run_twice(self) -> None:
         self._now("FAULT double-run: a second trainer of the same job is started by hand")
         job = self._jobs[FIRST]
-        self._rogue = start_rogue(self._installation, job=job, script=ROOT / SCRIPTS[FIRST], args=self._first_args)
+        self._rogue = start_rogue(self._installation, job=job, script=ROOT / SCRIPTS[FIRST])
         copy = self._installation.record / "run" / job / "worker-9-1" / "ledger.jsonl"
         applied = b'"k":"applied"'
         self._wait(
@@ -242,8 +224,8 @@ class Story:
         self._picture.say(time.time(), f"$ tide {' '.join(arguments)}")
         self._screen.show(self._picture)
 
-    def _submit(self, part: str, *options: str, args: tuple[str, ...]) -> None:
-        words = ("submit", SCRIPTS[part], "--name", NAMES[part], *options, "--output", "name", "--", *args)
+    def _submit(self, part: str, *options: str, args: tuple[str, ...] = ()) -> None:
+        words = ("submit", SCRIPTS[part], "--name", NAMES[part], *options, "--output", "name", *args)
         self._command(*words)
         at = time.time()
         answer = self._installation.tide(*words)

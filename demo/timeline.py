@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from demo.claims import CHANGED, CLOSED, FIRST, GRANTED, MEASURE, PARTS, RESIZED, STARTED, URGENT
+from demo.claims import CHANGED, CLOSED, FIRST, GRANTED, PARTS, RESIZED, STARTED, URGENT
 from demo.record import Record, read_record
 from demo.training import Step, read_training
 
-_COLOURS: Final = {MEASURE: "#8a8a8a", FIRST: "#2a7ab9", URGENT: "#c8553d"}
-_NAMES: Final = {MEASURE: "measuring", FIRST: "low priority", URGENT: "critical"}
+_COLOURS: Final = {FIRST: "#2a7ab9", URGENT: "#c8553d"}
+_NAMES: Final = {FIRST: "low priority", URGENT: "critical"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ def test_windows_change_numbers_and_tell_nothing():
     event = to_event(good_run().events[3] | {"type": "tide.metric.window.v1", "data": _window(data)})
     picture.fold(event)
     job = picture.jobs[FIRST]
-    assert (job.step, job.total_steps, job.loss, job.utilisation) == (12, 180, 0.5, 0.95)
+    assert (job.step, job.loss, job.utilisation) == (12, 0.5, 0.95)
     assert picture.lines == []
 
 
