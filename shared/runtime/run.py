@@ -84,20 +84,20 @@ async def run_service(
     bind_log_fields({"service": name.value})
     clock = clock or SystemClock()
     settings = ServiceSettings.of(name)
-    own_wakeups = Wakeups(installation.database_url) if wakeups is None else None
+    own = wakeups or Wakeups(installation.database_url)
     equipment = equip(
         name,
         database_url=installation.database_url,
         state_directory=installation.state_directory,
         signing_key=installation.signing_key,
         clock=clock,
-        wakeups=wakeups or own_wakeups or Wakeups(installation.database_url),
+        wakeups=own,
         settings=settings,
     )
     try:
         parts = build(equipment.context)
         run = _Run(equipment=equipment, parts=parts, clock=clock, database_url=installation.database_url)
-        await _run(run, stopping, background=own_wakeups.run if own_wakeups else None, on_ready=on_ready)
+        await _run(run, stopping, background=None if wakeups else own.run, on_ready=on_ready)
     finally:
         await equipment.lease.release()
         await equipment.close()

@@ -6,12 +6,13 @@ import subprocess
 import sys
 
 import pytest
+from sqlalchemy import text
 
 from schemas.vocabulary import ServiceName
 from shared.clock import SystemClock
 from shared.errors import LeaseLost
 from shared.runtime.context import Equipment
-from shared.runtime.identity import ProcessIdentity, this_process
+from shared.runtime.identity import ProcessIdentity, _start_of, this_process
 from shared.settings import ServiceSettings
 from shared.testing.clock import FakeClock
 from shared.testing.harness import equipped, read_rows
@@ -90,6 +91,21 @@ async def test_one_of_many_that_ask_at_once_gets_it(database: FreshDatabase, clo
             await b.lease.release()
 
 
+async def test_a_renewal_between_look_and_take_wins(database: FreshDatabase, clock: FakeClock) -> None:
+    """The taker has seen an expired lease; its holder renews it before the taker's update gets the row."""
+    async with equipped(database, SERVICE, clock=clock) as holder, equipped(database, SERVICE, clock=clock) as other:
+        assert await holder.lease.try_acquire(url=None)
+        database.psql("update log.lease set expires_at = now() - interval '1 second'")
+        async with database.engine() as engine, asyncio.TaskGroup() as group, engine.begin() as renewing:
+            await renewing.execute(text("update log.lease set expires_at = now() + interval '5 seconds'"))
+            take = group.create_task(other.lease.try_acquire(url=None))
+            waits = "select count(*) as n from pg_stat_activity where wait_event_type = 'Lock'"
+            while (await read_rows(database, waits))[0]["n"] == 0:
+                await asyncio.sleep(0.01)
+        assert take.result() is False
+        assert holder.lease.term == 1
+
+
 async def test_renewal_keeps_it_and_notices_its_loss(database: FreshDatabase) -> None:
     settings = ServiceSettings.of(SERVICE).model_copy(update={"lease_seconds": 2.0, "lease_renew_seconds": 0.2})
     clock = SystemClock()
@@ -154,9 +170,18 @@ def test_identity_tells_a_process_from_a_later_one_with_its_pid() -> None:
     assert not own.is_gone
     assert ProcessIdentity(host=own.host, pid=own.pid, start=own.start - 1).is_gone
     assert not ProcessIdentity(host="elsewhere", pid=own.pid, start=own.start - 1).is_gone
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        os.close(writing)
+        os.read(reading, 1)
         os._exit(0)
+    started = _start_of(child)
+    assert started is not None
+    identity = ProcessIdentity(host=own.host, pid=child, start=started)
+    assert not identity.is_gone
+    os.close(writing)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    assert ProcessIdentity(host=own.host, pid=child, start=own.start).is_gone, "a zombie commits nothing"
+    assert identity.is_gone, "a zombie commits nothing"
     os.waitpid(child, 0)
+    os.close(reading)

@@ -47,11 +47,20 @@ class Small:
     loads: int = 0
     builds: int = 0
     contexts: list[ServiceContext] = field(default_factory=list)
+    entered: asyncio.Event = field(default_factory=asyncio.Event)
+    leave: asyncio.Event = field(default_factory=asyncio.Event)
 
     def build(self, context: ServiceContext) -> ServiceParts:
         self.builds += 1
         self.contexts.append(context)
         app = make_app("small", ready=lambda: None, instruments=context.instruments)
+
+        @app.get("/slow")
+        async def slow() -> str:
+            self.entered.set()
+            await self.leave.wait()
+            return "done"
+
         return ServiceParts(handler=self, consumes=frozenset({Topic.WORKER}), app=app, loops=self.loops)
 
     async def load(self, tx: Transaction) -> None:
@@ -154,6 +163,20 @@ async def test_the_batch_in_hand_is_finished_before_the_stop(seen: FreshDatabase
         answer = await run.readyz()
         assert (answer.status_code, answer.json()["detail"]) == (503, "stopping")
     await until([1], seen)
+
+
+async def test_the_lease_is_given_up_while_requests_under_way_still_finish(seen: FreshDatabase) -> None:
+    small = Small()
+    async with running(seen.url, small) as run, httpx.AsyncClient(base_url=await run.url) as client:
+        async with asyncio.TaskGroup() as group:
+            answer = group.create_task(client.get("/slow", timeout=30))
+            await small.entered.wait()
+            run.stopping.set()
+            while await read_rows(seen, "select url from log.lease") != [{"url": None}]:
+                await asyncio.sleep(0.02)
+            assert not answer.done()
+            small.leave.set()
+        assert answer.result().json() == "done"
 
 
 async def test_what_does_not_stop_is_cut_off(seen: FreshDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
