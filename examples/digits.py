@@ -20,11 +20,12 @@ HELD_OUT = 360
 
 
 def load() -> tuple[np.ndarray, np.ndarray]:
-    """1,797 images and their labels, read from the file inside the package; importing it would take two seconds."""
+    """1,797 images and labels in one fixed random order, from the package's file: importing it takes two seconds."""
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
         raise SystemExit("this example reads a file of scikit-learn: pip install scikit-learn")
     table = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    table = table[np.random.RandomState(0).permutation(len(table))]
     return (table[:, :-1] / 16).astype("float32").reshape(-1, 1, 8, 8), table[:, -1].astype("int64")
 
 

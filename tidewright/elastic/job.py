@@ -163,6 +163,8 @@ class Job:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._entered = False
+        if kind is None and self._trainer is not None and self._trainer.group is not None:
+            self._trainer.finish()  # also of a loop that the script broke out of: that is its end too
         if self._keeper is not None:
             self._keeper.wait()
         if self._sampler is not None:
@@ -277,10 +279,6 @@ class Job:
                 yield self._next(plan, prefetcher, trainer)
                 if self._batch is not None:
                     raise ElasticError("the body of the loop must call job.apply(loss) once for every step")
-        except GeneratorExit:  # the script broke out of its loop: that is the end of training too
-            if trainer.group is not None:
-                trainer.finish()
-            raise
         finally:
             self._stopwatch.enter(Section.IDLE)
             prefetcher.close()

@@ -102,6 +102,7 @@ class Sampler:
             before = now
             if self._where.url and report is not None:
                 self._post(report)
+        self._disconnect()
 
     def _report(self, wall_seconds: float) -> dict[str, Any] | None:
         seconds = self._stopwatch.take()
@@ -133,12 +134,16 @@ class Sampler:
             )
             connection.getresponse().read()
         except (OSError, http.client.HTTPException, ValueError):
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = None
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
 
     def _connect(self, url: str) -> http.client.HTTPConnection:
         if self._connection is None or self._connected_to != url:
+            self._disconnect()
             parts = urllib.parse.urlsplit(url)
             kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
             self._connection = kind(parts.hostname or "", parts.port, timeout=POST_SECONDS)

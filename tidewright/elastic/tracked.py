@@ -125,14 +125,21 @@ class Tracked:
             )
         for thing, state in zip(self._things, value["states"], strict=True):
             thing.load(state)
-        present = paddle.get_rng_state()
-        for generator, state in zip(present, value["generators"], strict=False):
-            generator.__setstate__(tuple(state))
-        paddle.set_rng_state(present)
+        _set_generators(value["generators"])
 
 
 def _generator_state(generator: Any) -> list[Any]:
     return list(generator.__getstate__())
+
+
+def _set_generators(states: list[list[Any]]) -> None:
+    """A state is set into a new object: an existing one keeps what it has."""
+    generators = paddle.get_rng_state()
+    for index, state in enumerate(states[: len(generators)]):
+        kind: Any = type(generators[index])
+        generators[index] = kind.__new__(kind)
+        generators[index].__setstate__(tuple(state))
+    paddle.set_rng_state(generators)
 
 
 def _parameters_of(optimizer: Any) -> Iterator[Any]:

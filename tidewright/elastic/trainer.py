@@ -75,6 +75,7 @@ class Trainer:
         self._last_step_ended: float | None = None
         self._pause_seconds = 0.0
         self._ready_generation = 0
+        self._finished = False
 
     @property
     def step(self) -> int:
@@ -391,8 +392,11 @@ class Trainer:
                 group.meet()
 
     def finish(self) -> None:
-        """Training is complete: say so for as long as this process lives, and keep the end for a restart."""
+        """Training is complete: say so while this process lives, and keep the end for a restart. Once."""
         assert self.group is not None
+        if self._finished:
+            return
+        self._finished = True
         parts = self._parts
         self._see_all_through(self.group)
         parts.standing.enter_phase("finishing")
@@ -401,6 +405,7 @@ class Trainer:
         parts.say(parts.standing.keep(word))
         parts.offers.close("the training is complete")
         if self.group.rank == 0:
+            parts.keeper.wait()  # an earlier one may still be under way, and this one must not be left out
             parts.keeper.begin(self.step)
 
     def _keep_if_due(self) -> None:
