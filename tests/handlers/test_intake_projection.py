@@ -122,8 +122,9 @@ async def test_snapshots_are_replaced_by_their_next(database, clock):
         await say(
             run, ServiceName.EXECUTION, make_capacity(2, revision=1), make_capacity(4, revision=3), key="cluster"
         )
-        await say(run, ServiceName.EXECUTION, make_capacity(8, revision=2), key="cluster")
         await say(run, ServiceName.QUEUEING, queue_observed(head="a"), queue_observed(head="b"), key="default")
+        await run.drain()
+        await say(run, ServiceName.EXECUTION, make_capacity(8, revision=2), key="cluster")
         await run.drain()
         async with run.context.read() as connection:
             seen = await load_capacity(connection)

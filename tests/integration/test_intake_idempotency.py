@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import text
 
 from schemas.events.job import JobSubmitted
 from schemas.vocabulary import ServiceName
@@ -20,6 +21,7 @@ from shared.testing.harness import equipped, read_data, read_rows
 from tests.integration.intake_bed import intake_bed
 from tests.unit.intake_builders import make_record
 
+HASH = "repeat('h', 32)::bytea"
 BODY = {"script": "/jobs/train.py", "name": "first"}
 
 
@@ -38,6 +40,38 @@ async def test_a_repeat_answers_the_first_job(database):
         assert (first.status_code, spelled.status_code) == (201, 200)
         assert spelled.json()["id"] == first.json()["id"]
     assert len(await read_data(database, JobSubmitted)) == 1
+
+
+async def test_a_repeat_leaves_no_second_environment(database):
+    async with intake_bed(database) as bed:
+        body = {**BODY, "environment": {"A": "1"}}
+        assert [(await post(bed, "k1", body)).status_code for _ in range(2)] == [201, 200]
+    rows = await read_rows(
+        database, "select j.job_id from intake.environments e left join intake.jobs j using (job_id)"
+    )
+    assert [row["job_id"] is not None for row in rows] == [True]
+
+
+async def test_a_lost_race_is_decided_again(database):
+    """Another process takes the key between this one's snapshot and its insert, twice."""
+    async with equipped(database, ServiceName.INTAKE, clock=SystemClock()) as equipment:
+        lost = [2]
+
+        @asynccontextmanager
+        async def contended():
+            async with equipment.context.transaction() as tx:
+                if lost[0]:
+                    lost[0] -= 1
+                    await tx.execute(text("select 1"))
+                    database.psql("delete from intake.idempotency")
+                    database.psql(
+                        f"insert into intake.idempotency values ('default', 'k1', {HASH}, 'j-other', 'infinity')"
+                    )
+                yield tx
+
+        async with _running(_writer(equipment.context, transaction=contended)) as writer:
+            assert await writer.submit(submission("k1")) == Repeated("j-other")
+        assert lost == [0]
 
 
 async def test_another_body_under_the_same_key_is_refused(database):
@@ -170,12 +204,17 @@ async def _second_process(database, *, loses_answer=False):
                 yield tx
             raise Unavailable("cut off after the commit")
 
-        writer = _writer(equipment.context, transaction=lossy if loses_answer else None)
-        stopping = asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(writer.run(stopping))
-            try:
-                yield writer
-            finally:
-                stopping.set()
-                await task
+        async with _running(_writer(equipment.context, transaction=lossy if loses_answer else None)) as writer:
+            yield writer
+
+
+@asynccontextmanager
+async def _running(writer):
+    stopping = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(writer.run(stopping))
+        try:
+            yield writer
+        finally:
+            stopping.set()
+            await task

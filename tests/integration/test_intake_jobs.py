@@ -2,10 +2,15 @@
 
 import asyncio
 
+import pytest
+
 from schemas.events.job import JobChanged, JobSubmitted
 from schemas.vocabulary import Outcome, ServiceName
+from services.intake.store import save_request
+from shared.errors import Conflict
 from shared.testing.harness import read_data, read_rows
 from tests.integration.intake_bed import capacity, closed, granted, intake_bed, started
+from tests.unit.intake_builders import make_request
 
 
 async def test_a_job_is_written_published_and_shown(database):
@@ -84,6 +89,16 @@ async def test_patches_at_once_are_all_counted(database):
         assert final["version"] == 1 + len(done)
     versions = [event.request.version for event in await read_data(database, JobChanged, job["id"])]
     assert versions == list(range(2, 2 + len(done)))
+
+
+async def test_a_register_is_replaced_by_its_next_version_only(database):
+    async with intake_bed(database) as bed:
+        job = await bed.submit()
+        request = make_request(version=3)
+        with pytest.raises(Conflict):
+            async with bed.run.context.transaction() as tx:
+                await save_request(tx, job["id"], request)
+        assert (await bed.http.get(f"/v1/jobs/{job['id']}")).json()["version"] == 1
 
 
 async def test_cancel_is_idempotent_and_too_late_for_what_ended_otherwise(database):
