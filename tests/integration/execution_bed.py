@@ -1,6 +1,7 @@
 """What the tests of execution stand on: the service as a process of its own, a real zygote, a real database."""
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -45,6 +46,7 @@ from shared.testing.postgres import FreshDatabase
 
 ROOT = Path(__file__).parents[2]
 T = TypeVar("T")
+NAMES = (f"job{number}" for number in itertools.count(1))
 SIZE = Resources({SLOT: 1000})
 REASON = Reason(code=DecisionCode.ADMITTED_IDLE, detail="for a test")
 QUICK = {"rejoin_seconds": "2", "observe_seconds": "0.05", "silent_seconds": "2", "gather_seconds": "3"}
@@ -86,6 +88,12 @@ class ExecutionBed:
         assert self.process is not None
         self.process.kill()
         self.process.wait()
+
+    def clean_up(self) -> None:
+        """Whatever is left of a test."""
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+        self.kill_all_members()
 
     def stop(self) -> None:
         """An ordered stop, which must be one."""
@@ -233,6 +241,17 @@ class ExecutionBed:
         headers = InternalRequest(method="GET", target=target).signed_headers(TEST_KEY, now_seconds=time.time())
         async with httpx.AsyncClient(base_url=url) as client:
             return await client.get(target, headers={**headers, "Accept": accept}, timeout=30)
+
+    async def ready(self) -> None:
+        """Until the service of the present process answers."""
+
+        async def look() -> bool:
+            try:
+                return (await self.get("/readyz")).status_code == 200
+            except (httpx.HTTPError, IndexError):
+                return False
+
+        await self.until(look, what="ready")
 
     async def log_lines(self, job: str, query: str = "") -> list[dict[str, Any]]:
         answer = await self.get(f"/internal/jobs/{job}/logs{query}")

@@ -20,7 +20,8 @@ def from_cursor(cursor: str) -> dict[int, int]:
     try:
         if len(cursor) > _LENGTH_MAX:
             raise ValueError
-        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode("ascii")
+        padded = cursor + "=" * (-len(cursor) % 4)
+        text = base64.b64decode(padded, altchars=b"-_", validate=True).decode("ascii")
         pairs = [part.split("-") for part in text.split(".") if part]
         offsets = {int(ordinal, 16): int(offset, 16) for ordinal, offset in pairs}
         if any(value < 0 for value in (*offsets, *offsets.values())):
