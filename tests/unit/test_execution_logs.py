@@ -1,0 +1,65 @@
+"""Logs: lines, tails and cursors."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.execution.http.cursors import from_cursor, to_cursor
+from services.execution.http.logs import split_lines, tail_offset
+from services.execution.local.watched import read_ledger_end
+from shared.errors import Rejected
+
+
+@given(st.dictionaries(st.integers(0, 10_000), st.integers(1, 2**60), max_size=20))
+def test_cursor_round_trip(offsets: dict[int, int]) -> None:
+    assert from_cursor(to_cursor(offsets)) == offsets
+
+
+@pytest.mark.parametrize("cursor", ["%", "abc", "MS0yLTM", "é", "A" * 70_000, "Zy14"])
+def test_bad_cursor_is_the_callers_mistake(cursor: str) -> None:
+    with pytest.raises(Rejected) as caught:
+        from_cursor(cursor)
+    assert (caught.value.status, caught.value.field) == (400, "/cursor")
+
+
+@given(st.lists(st.binary(max_size=8), max_size=8), st.booleans(), st.integers(1, 40))
+def test_lines_are_whole_and_none_is_lost(parts: list[bytes], is_complete: bool, piece: int) -> None:
+    """Read piece by piece as a log grows: the lines are those of the whole, in order, each once."""
+    content = b"\n".join(part.replace(b"\n", b"").replace(b"\r", b"") for part in parts)
+    offset, lines = 0, []
+    for size in [*range(0, len(content), piece), len(content)]:
+        grown, last = content[:size], is_complete and size == len(content)
+        found, used = split_lines(grown[offset:], is_complete=last, line_bytes_max=1 << 20)
+        lines += [line for line, _ in found]
+        offset += used
+    found, used = split_lines(content[offset:], is_complete=is_complete, line_bytes_max=1 << 20)
+    lines += [line for line, _ in found]
+    expected = content.split(b"\n")
+    if not is_complete or expected[-1] == b"":
+        expected = expected[:-1]
+    assert lines == expected
+
+
+def test_line_that_never_ends_is_cut() -> None:
+    assert split_lines(b"x" * 10, is_complete=False, line_bytes_max=11) == ([], 0)
+    assert split_lines(b"x" * 10, is_complete=False, line_bytes_max=10) == ([(b"x" * 10, 10)], 10)
+
+
+@pytest.mark.parametrize("content", [b"", b"a", b"a\n", b"a\nb", b"a\nb\n", b"\n\n\n", b"x" * 70_000 + b"\ny\nz\n"])
+@pytest.mark.parametrize("lines", [0, 1, 2, 5])
+def test_tail_begins_at_the_right_line(tmp_path: Path, content: bytes, lines: int) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    whole = content.splitlines(keepends=True)
+    assert content[tail_offset(path, lines) :] == b"".join(whole[len(whole) - min(lines, len(whole)) :])
+
+
+def test_end_of_a_ledger_survives_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    assert read_ledger_end(path) == (0, False)
+    path.write_text('{"k":"applied","step":7}\n{"k":"begun","step":8}\n{"k":"appl')
+    assert read_ledger_end(path) == (8, False)
+    path.write_text("x" * 20_000 + '\n{"k":"applied","step":9}\n{"k":"finished","step":10}\n')
+    assert read_ledger_end(path) == (10, True)
