@@ -1,8 +1,6 @@
 """Settings of queueing: section ``[queueing]``, environment ``TIDE_QUEUEING_*``."""
 
-from typing import Annotated, ClassVar
-
-from pydantic import Field
+from typing import ClassVar
 
 from services.queueing.core.values import Rules
 from shared.settings import NotNegative, Positive, ServiceSettings
@@ -22,8 +20,6 @@ class QueueingSettings(ServiceSettings):
     back_off_limit_seconds: Positive = 300.0
     steady_seconds: Positive = 300.0
     """An attempt that ran this long ends a row of failures of the platform."""
-    line_length: Annotated[int, Field(ge=1, le=10_000)] = 32
-    """Jobs of one shape that a plan looks at, at most; it stops at the first that gets nothing."""
     explain_seconds: NotNegative = 1.0
     """A waiting reason whose code stays and whose numbers move is published at most this often."""
     observe_seconds: Positive = 5.0
@@ -40,6 +36,5 @@ class QueueingSettings(ServiceSettings):
             back_off_first_seconds=self.back_off_first_seconds,
             back_off_limit_seconds=self.back_off_limit_seconds,
             steady_seconds=self.steady_seconds,
-            line_length=self.line_length,
             explain_seconds=self.explain_seconds,
         )

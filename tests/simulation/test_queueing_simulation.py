@@ -53,7 +53,7 @@ def test_stories_reach_what_they_are_about() -> None:
         "START_FAILED": 2,
         "RETRIED": 5,
         "LIMITS_CHANGED": 2,
-        "crash": 20,
+        "crash": 10,
         "parked": 1,
         "promises": 20,
     }

@@ -6,27 +6,26 @@ since the last ``take_changes`` is what has to be saved.
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, overload
 
-from schemas.events.job import RoleRequest
-from schemas.vocabulary import JobId, PriorityClass, QueueName, TenantName, UserName
+from schemas.vocabulary import JobId, PriorityClass, QueueName, TenantName
 from services.queueing.core import ledger
 from services.queueing.core.values import (
     Capacity,
     Parked,
     Promise,
     Rules,
+    Shape,
     Standing,
     View,
     Workload,
+    shape_of,
 )
 
 _MINUTE: Final = 60.0
 _LONG_AGO: Final = float("-inf")
-Shape: TypeAlias = tuple[PriorityClass, QueueName, TenantName, UserName, int, int, tuple[RoleRequest, ...]]
-"""What makes two waiting workloads equal for ``plan``: class, queue, owner, workers range, roles."""
 QueueKey: TypeAlias = tuple[TenantName, QueueName]
 
 
@@ -132,19 +131,13 @@ class Book:
         return words
 
     def view(self, rules: Rules) -> View:
-        """What ``plan`` decides on."""
-        promised: dict[Shape, list[JobId]] = {}
-        for job_id in self.promises:
-            workload = self.workloads.get(job_id)
-            if workload is not None and workload.claims:
-                promised.setdefault(shape_of(workload), []).append(job_id)
+        """What ``plan`` decides on. Its lines look into the book: it is of use until the book changes."""
+        claimants = (self.workloads.get(job_id) for job_id in self.promises)
         return View(
             capacity=self.capacity,
             active=tuple(self.workloads[job_id] for job_id in sorted(self._active)),
-            lines=tuple(
-                tuple(self.workloads[job_id] for job_id in self._front(shape, promised.get(shape, ()), rules))
-                for shape in self._lines
-            ),
+            lines=tuple(_LineView(job_ids, self.workloads) for job_ids in self._lines.values()),
+            claimants=tuple(w for w in claimants if w is not None and w.claims),
             promises=tuple(self.promises.values()),
             rules=rules,
         )
@@ -182,10 +175,6 @@ class Book:
         self._newly_parked, self._unparked = [], []
         return changes
 
-    def _front(self, shape: Shape, promised: Iterable[JobId], rules: Rules) -> list[JobId]:
-        front = self._lines[shape][: rules.line_length]
-        return sorted(dict.fromkeys((*front, *promised))) if promised else front
-
     def _index(self, workload: Workload) -> None:
         job_id = workload.job_id
         if any(ledger.charge_of(workload)):
@@ -216,17 +205,26 @@ class Book:
             self.pending[workload.tenant, workload.queue][workload.priority] -= 1
 
 
-def shape_of(workload: Workload) -> Shape:
-    request = workload.request
-    return (
-        request.priority,
-        workload.queue,
-        workload.tenant,
-        workload.user,
-        request.workers_min,
-        request.workers_max,
-        workload.roles,
-    )
+class _LineView(Sequence[Workload]):
+    """A line of the book, looked up as it is read: copying 100,000 jobs would cost more than planning."""
+
+    __slots__ = ("_job_ids", "_workloads")
+
+    def __init__(self, job_ids: list[JobId], workloads: dict[JobId, Workload]) -> None:
+        self._job_ids = job_ids
+        self._workloads = workloads
+
+    def __len__(self) -> int:
+        return len(self._job_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> Workload: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Workload]: ...
+    def __getitem__(self, index: int | slice) -> Workload | Sequence[Workload]:
+        if isinstance(index, slice):
+            return tuple(self._workloads[job_id] for job_id in self._job_ids[index])
+        return self._workloads[self._job_ids[index]]
 
 
 def _is_pending(workload: Workload) -> bool:

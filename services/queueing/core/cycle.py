@@ -66,8 +66,7 @@ def settle(book: Book, *, now: float, rules: Rules) -> tuple[list[Draft[EventDat
     """Plan and carry out until nothing is left to decide.
 
     Returns the events, and in how many seconds time alone may change something (None: never). More than one plan
-    is needed only where a whole front of a line was granted and there are more behind it, or where somebody whose
-    room was promised away waits for that claimant to start.
+    is needed only where somebody whose room was promised away waits for that claimant to start.
     """
     drafts: list[Draft[EventData]] = []
     due: float | None = None
@@ -78,7 +77,7 @@ def settle(book: Book, *, now: float, rules: Rules) -> tuple[list[Draft[EventDat
         for decision in decided.decisions:
             drafts += _put(book, carry_out(book, decision, now=now))
         book.set_promises(decided.promises)
-        goes_on = _has_more_behind(view, decided, rules) or _is_free_again(view, decided)
+        goes_on = _is_free_again(view, decided)
         due = decided.due_seconds
     waits, later = _explain(book, decided, now=now, rules=rules)
     return drafts + waits, min((d for d in (due, later) if d is not None), default=None)
@@ -174,18 +173,6 @@ def _on_capacity(book: Book, data: CapacityObserved, *, now: float, rules: Rules
 def _holdings(capacity: Capacity) -> Sequence[tuple[NodeName, FlavorName, Resources, Resources]]:
     return sorted(
         ((n.name, n.flavor, n.allocatable, n.used_by_others) for n in capacity.nodes), key=lambda row: row[0]
-    )
-
-
-def _has_more_behind(view: View, decided: Plan, rules: Rules) -> bool:
-    """Whether some line was looked at to its cut end, and what was granted makes place for others of it."""
-    granted = {decision.job_id for decision in decided.decisions if isinstance(decision, Grant)}
-    promised = {promise.job_id for promise in decided.promises}
-    return any(
-        len(line) >= rules.line_length
-        and any(w.job_id in granted for w in line)
-        and (line[-1].job_id in granted or line[-1].job_id in promised)
-        for line in view.lines
     )
 
 

@@ -32,18 +32,23 @@ class Desk:
     """One plan at work. Nothing outlives the call of ``plan``."""
 
     def __init__(self, view: View, capacity: Capacity, *, now: float) -> None:
-        heads = [workload for line in view.lines for workload in line]
-        known = sorted((*view.active, *heads), key=urgency_order)
+        known = sorted((*view.active, *view.claimants), key=urgency_order)
+        heads = [line[0] for line in view.lines]
         self.now: Final = now
         self.rules: Final = view.rules
         self.capacity: Final = capacity
         self.before: Final = {workload.job_id: workload for workload in known}
         self.workloads: Final = dict(self.before)
         self.promises: Final = {promise.job_id: promise for promise in view.promises}
-        self.sites: Final = _sites(capacity, known)
+        self.sites: Final = _sites(capacity, [*known, *heads])
         self.reasons: Final[dict[JobId, Reason]] = {}
         self.due_seconds: float | None = None
         self._rooms: Final[dict[tuple[FlavorName, bool], Room]] = {}
+
+    def meet(self, workload: Workload) -> None:
+        """A waiting workload is looked at for the first time."""
+        self.before.setdefault(workload.job_id, workload)
+        self.workloads.setdefault(workload.job_id, workload)
 
     # -- what is left ---------------------------------------------------------------------------------------------
     def room_now(self, flavor: FlavorName) -> Room:
@@ -93,6 +98,7 @@ class Desk:
 
     # -- decisions ------------------------------------------------------------------------------------------------
     def admit(self, workload: Workload, flavor: FlavorName, workers: int, reason: Reason) -> None:
+        """The new members are packed after all others: rooms that are known need not be made anew."""
         step = ledger.grant(
             workload,
             workers=workers,
@@ -102,11 +108,32 @@ class Desk:
             reason=reason,
         )
         self.promises.pop(workload.job_id, None)
+        members = self.vectors(workload.job_id, step.workload.granted, flavor)
+        rooms = {key: reserve(room, members) for key, room in self._rooms.items() if key[0] == flavor}
+        self._put(step.workload, reason)
+        self._rooms.update(rooms)
+
+    def shrink(self, workload: Workload, workers: int, reason: Reason) -> None:
+        """For others: it remembers the size that it had."""
+        before = max(workload.size_before, workload.workers)
+        step = ledger.resize(workload, workers=workers, reason=reason, size_before=before)
         self._put(step.workload, reason)
 
-    def resize(self, workload: Workload, workers: int, reason: Reason, *, size_before: int) -> None:
-        step = ledger.resize(workload, workers=workers, reason=reason, size_before=size_before)
+    def grow(self, workload: Workload, reason: Reason) -> None:
+        """By one worker. The new one is packed after all others, as for ``admit``."""
+        step = ledger.resize(workload, workers=workload.workers + 1, reason=reason, size_before=workload.size_before)
+        flavor = workload.flavor
+        assert flavor is not None
+        charged = zip(ledger.charge_of(step.workload), ledger.charge_of(workload), strict=True)
+        granted = zip(step.workload.granted, workload.granted, strict=True)
+        more = {True: tuple(a - b for a, b in charged), False: tuple(a - b for a, b in granted)}
+        rooms = {
+            key: reserve(room, self.vectors(workload.job_id, more[key[1]], flavor))
+            for key, room in self._rooms.items()
+            if key[0] == flavor
+        }
         self._put(step.workload, reason)
+        self._rooms.update(rooms)
 
     def evict(self, workload: Workload, reason: Reason) -> None:
         self._put(ledger.evict(workload, reason=reason, requeue=True).workload, reason)
@@ -145,7 +172,8 @@ class Desk:
     def _put(self, workload: Workload, reason: Reason) -> None:
         self.workloads[workload.job_id] = workload
         self.reasons[workload.job_id] = reason
-        self._rooms.clear()
+        for key in [key for key in self._rooms if key[0] == workload.flavor]:
+            del self._rooms[key]
 
     def _room(self, flavor: FlavorName, *, charged: bool) -> Room:
         key = (flavor, charged)

@@ -1,5 +1,7 @@
 """Who grows into idle room: jobs that run below the size they want, class by class, one worker at a time."""
 
+import heapq
+
 from schemas.events.allocation import Reason
 from services.queueing.core import ledger, reasons
 from services.queueing.core.desk import Desk, with_workers
@@ -12,16 +14,23 @@ from services.queueing.core.values import Promise, Standing, Workload
 def grow_class(desk: Desk, urgency: int) -> None:
     """Hand idle room to running jobs of one class until none can take another worker.
 
-    Among them the one with the fewest workers is next. Cost: O(workers handed out) looks at the room.
+    Among them the one with the fewest workers is next; who cannot take one now cannot later in this plan.
+    Cost: O(workers handed out) looks at the room.
     """
-    growing = [job_id for job_id, w in desk.workloads.items() if w.priority.urgency == urgency and may_grow(desk, w)]
+    growing = [
+        growing_order(w, workers=w.workers)
+        for w in desk.workloads.values()
+        if w.priority.urgency == urgency and may_grow(desk, w)
+    ]
+    heapq.heapify(growing)
     while growing:
-        job_id = min(growing, key=lambda j: growing_order(desk.workloads[j], workers=desk.workloads[j].workers))
+        _, job_id = heapq.heappop(growing)
         workload = desk.workloads[job_id]
-        if workload.workers < wanted_workers(workload) and has_room_for_one(desk, workload):
-            desk.resize(workload, workload.workers + 1, _reason(desk, workload), size_before=workload.size_before)
-        else:
-            growing.remove(job_id)
+        if has_room_for_one(desk, workload):
+            desk.grow(workload, _reason(desk, workload))
+            grown = desk.workloads[job_id]
+            if grown.workers < wanted_workers(grown):
+                heapq.heappush(growing, growing_order(grown, workers=grown.workers))
 
 
 def may_grow(desk: Desk, workload: Workload) -> bool:

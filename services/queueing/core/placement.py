@@ -37,9 +37,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What is left: per node and per island; ``spare`` is the sum, which may be below 0 where more is charged."""
+    """What is left. ``bins``: how many nodes and islands have so much left each. ``spare``: the sum, which may be
+    below 0 where more is charged than there is.
+    """
 
-    bins: tuple[Vector, ...]
+    bins: Mapping[Vector, int]
     spare: Vector
 
 
@@ -53,6 +55,7 @@ class Site:
         nodes = sorted((n for n in capacity.nodes if n.flavor == flavor), key=lambda node: node.name)
         self.flavor: Final = flavor
         self.names: Final = names
+        self._vectors: Final[dict[Resources, Vector]] = {}
         self.allocatable: Final = tuple(self.vector(node.allocatable) for node in nodes)
         self.open: Final = tuple(self.vector((n.allocatable - n.used_by_others).clipped()) for n in nodes)
         self.total: Final = _sum(self.open, len(self.names))
@@ -64,7 +67,9 @@ class Site:
 
     def vector(self, size: Resources) -> Vector:
         """Amounts by ``names``, which must hold every resource that anybody asks for."""
-        return tuple(size[name] for name in self.names)
+        if size not in self._vectors:
+            self._vectors[size] = tuple(size[name] for name in self.names)
+        return self._vectors[size]
 
     def room(self, claims: Iterable[Claim]) -> Room:
         """What is left beside ``claims``, earlier ones packed first. Cost: O(claims + nodes)."""
@@ -86,14 +91,14 @@ class Site:
                     bins[standing[0][0]] = _less(bins[standing[0][0]], size, missing)
                 else:
                     islands.extend([size] * -missing)
-        bins += islands
+        groups = _grouped((*bins, *islands))
         for size, count in fresh:
-            _pack(bins, size, count)
-        return Room(bins=tuple(bins), spare=spare)
+            _pack(groups, size, count)
+        return Room(bins=groups, spare=spare)
 
     def empty_room(self) -> Room:
         """All nodes with nothing on them, neither ours nor of others."""
-        return Room(bins=self.allocatable, spare=_sum(self.allocatable, len(self.names)))
+        return Room(bins=_grouped(self.allocatable), spare=_sum(self.allocatable, len(self.names)))
 
 
 def place(room: Room, members: Members) -> Room | None:
@@ -108,9 +113,9 @@ def place(room: Room, members: Members) -> Room | None:
     if not all(left >= 0 or not any(size[i] for size, _ in members) for i, left in enumerate(spare)):
         return None
     for order in _packing_orders(members):
-        bins = list(room.bins)
+        bins = dict(room.bins)
         if all(_pack(bins, size, count) == 0 for size, count in order):
-            return Room(bins=tuple(bins), spare=spare)
+            return Room(bins=bins, spare=spare)
     return None
 
 
@@ -119,12 +124,12 @@ def reserve(room: Room, members: Members) -> Room:
     whole = place(room, members)
     if whole is not None:
         return whole
-    bins = list(room.bins)
+    bins = dict(room.bins)
     spare = room.spare
     for size, count in next(iter(_packing_orders(members)), ()):
         spare = _less(spare, size, count)
         _pack(bins, size, count)
-    return Room(bins=tuple(bins), spare=spare)
+    return Room(bins=bins, spare=spare)
 
 
 def is_within(spare: Vector) -> bool:
@@ -150,18 +155,40 @@ def _packing_orders(members: Members) -> Iterable[Members]:
     return permutations(largest_first) if len(largest_first) <= _ROLES_PERMUTED_MAX else (largest_first,)
 
 
-def _pack(bins: list[Vector], size: Vector, count: int) -> int:
-    """Put up to ``count`` members into ``bins``, fullest first; the number that found no place."""
+def _pack(bins: dict[Vector, int], size: Vector, count: int) -> int:
+    """Put up to ``count`` members into ``bins``, fullest first; the number that found no place.
+
+    Cost: O(different amounts left), whatever the number of nodes.
+    """
     if count <= 0 or not any(size):
         return 0
-    open_bins = sorted((free, index) for index, free in enumerate(bins) if _times(size, free) > 0)
-    for free, index in open_bins:
-        taken = min(count, _times(size, free))
-        bins[index] = _less(free, size, taken)
-        count -= taken
+    for free in sorted(free for free in bins if _times(size, free) > 0):
+        each = _times(size, free)
+        filled = min(bins[free], count // each)
+        _move(bins, free, _less(free, size, each), filled)
+        count -= filled * each
+        if 0 < count < each and bins.get(free, 0) > 0:
+            _move(bins, free, _less(free, size, count), 1)
+            count = 0
         if count == 0:
             break
     return count
+
+
+def _move(bins: dict[Vector, int], free: Vector, left: Vector, number: int) -> None:
+    """So many of the bins with ``free`` have only ``left`` now."""
+    if number:
+        bins[free] -= number
+        if not bins[free]:
+            del bins[free]
+        bins[left] = bins.get(left, 0) + number
+
+
+def _grouped(vectors: Iterable[Vector]) -> dict[Vector, int]:
+    counts: dict[Vector, int] = {}
+    for vector in vectors:
+        counts[vector] = counts.get(vector, 0) + 1
+    return counts
 
 
 def _times(size: Vector, free: Vector) -> int:

@@ -9,10 +9,10 @@
 """
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
-from typing import TypeAlias
 
 from schemas.vocabulary import FlavorName, JobId
 from services.queueing.core import reasons
@@ -30,10 +30,7 @@ from services.queueing.core.preemption import (
     shrinkable_for,
     stands_after,
 )
-from services.queueing.core.values import NO_CAPACITY, Plan, Promise, Standing, View, Workload
-
-Line: TypeAlias = tuple[Workload, ...]
-"""Waiting workloads of one class, queue and shape, most urgent first."""
+from services.queueing.core.values import NO_CAPACITY, Line, Plan, Promise, Standing, View, Workload, shape_of
 
 
 class Fate(Enum):
@@ -51,7 +48,7 @@ def plan(view: View, now: float) -> Plan:
     Cost: (active + shapes waiting + victims looked at) x (active + nodes); pending jobs behind a head cost nothing.
     """
     if view.capacity is None:
-        heads = [line[0] for line in view.lines if line]
+        heads = [line[0] for line in view.lines]
         return Plan(decisions=(), promises=view.promises, waits={head.job_id: NO_CAPACITY for head in heads})
     desk = Desk(view, view.capacity, now=now)
     classes = _lines_by_class(view)
@@ -106,39 +103,47 @@ def is_short(desk: Desk, flavor: FlavorName, changed: Mapping[JobId, Workload]) 
 
 
 def run_pass(desk: Desk, classes: Sequence[tuple[int, Sequence[Line]]], *, restarts: int) -> list[Workload] | None:
-    """One pass over all classes: who was looked at and waits. None if a promise was voided: begin again.
-
-    A line is left at the first workload that gets nothing, since those behind it are its equals.
-    """
+    """One pass over all classes: who was looked at and waits. None if a promise was voided: begin again."""
     waiting: list[Workload] = []
     for urgency, lines in classes:
         heap = [(urgency_order(line[0]), index, 0) for index, line in enumerate(lines)]
         heapq.heapify(heap)
         while heap:
             _, index, place_in_line = heapq.heappop(heap)
-            workload = lines[index][place_in_line]
+            line = lines[index]
+            workload = line[place_in_line]
             fate = consider(desk, workload)
             if fate is Fate.VOIDED and restarts > 0:
                 return None
             if fate is not Fate.GRANTED:
                 waiting.append(workload)
-            behind = lines[index][place_in_line + 1 :]
-            if behind and (fate is not Fate.WAITS or _goes_on(desk, workload, behind)):
-                heapq.heappush(heap, (urgency_order(behind[0]), index, place_in_line + 1))
+            following = next_in_line(desk, line, place_in_line, fate)
+            if following < len(line):
+                heapq.heappush(heap, (urgency_order(line[following]), index, following))
         grow_class(desk, urgency)
     return waiting
 
 
-def _goes_on(desk: Desk, workload: Workload, behind: Line) -> bool:
-    """Whether the rest of a line matters although ``workload`` gets nothing: it waits only for what was taken from
-    itself, or somebody behind it has a promise that is to be looked at again.
+def next_in_line(desk: Desk, line: Line, place_in_line: int, fate: Fate) -> int:
+    """Whom to look at next in a line; its length if nobody.
+
+    If one gets nothing, nobody behind it does, since they are its equals; unless it waits only for what was taken
+    from itself. But those behind it that have a promise are to be looked at again.
     """
+    workload = line[place_in_line]
     made_room = any(workload.job_id in promise.origins for promise in desk.promises.values())
-    return made_room or any(other.job_id in desk.promises for other in behind)
+    if fate in (Fate.GRANTED, Fate.PROMISED) or made_room:
+        return place_in_line + 1
+    shape = shape_of(workload)
+    behind = [
+        job_id for job_id in desk.promises if job_id > workload.job_id and shape_of(desk.before[job_id]) == shape
+    ]
+    return bisect_left(line, min(behind), key=lambda w: w.job_id) if behind else len(line)
 
 
 def consider(desk: Desk, workload: Workload) -> Fate:
     """Grant, promise, make room for, or leave waiting one claimant."""
+    desk.meet(workload)
     if desk.workloads[workload.job_id].standing is not Standing.WAITING:
         return Fate.GRANTED
     flavors = desk.flavors_for(workload)
@@ -228,16 +233,14 @@ def _carry_out(desk: Desk, taking: Taking, claimant: Workload | None) -> None:
     for job_id, workers in taking.shrunk.items():
         victim = desk.workloads[job_id]
         reason = reasons.shrinking(victim, workers, claimant)
-        desk.resize(victim, workers, reason, size_before=max(victim.size_before, victim.workers))
+        desk.shrink(victim, workers, reason)
 
 
 def _lines_by_class(view: View) -> list[tuple[int, list[Line]]]:
-    """Lines by urgency, the highest first, each in order of urgency; classes that only run are there to grow."""
+    """Lines by urgency, the highest first, by their heads; classes that only run are there to grow."""
     classes: dict[int, list[Line]] = {workload.priority.urgency: [] for workload in view.active}
     for line in view.lines:
-        ordered = tuple(sorted(line, key=urgency_order))
-        if ordered:
-            classes.setdefault(ordered[0].priority.urgency, []).append(ordered)
+        classes.setdefault(line[0].priority.urgency, []).append(line)
     return [
         (urgency, sorted(lines, key=lambda line: urgency_order(line[0])))
         for urgency, lines in sorted(classes.items(), reverse=True)

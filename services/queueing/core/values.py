@@ -1,6 +1,6 @@
 """What queueing thinks in: workloads, promises, the capacity, what ``plan`` sees and what it returns."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
@@ -141,23 +141,42 @@ class Rules:
     back_off_limit_seconds: float = 300.0
     steady_seconds: float = 300.0
     """An attempt that ran this long ends a row of failures of the platform."""
-    line_length: int = 32
-    """How many jobs of one shape a plan looks at, at most; it stops at the first that gets nothing."""
     explain_seconds: float = 1.0
     """A reason whose code stays and whose numbers move is told at most this often."""
+
+
+Line: TypeAlias = Sequence[Workload]
+"""Waiting workloads that are equal but for their age, the oldest first."""
+Shape: TypeAlias = tuple[PriorityClass, QueueName, TenantName, UserName, int, int, tuple[RoleRequest, ...]]
+"""What makes two waiting workloads equal for ``plan``: class, queue, owner, workers range, roles."""
+
+
+def shape_of(workload: Workload) -> Shape:
+    request = workload.request
+    return (
+        request.priority,
+        workload.queue,
+        workload.tenant,
+        workload.user,
+        request.workers_min,
+        request.workers_max,
+        workload.roles,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """What ``plan`` decides on.
 
-    ``active``: every workload that is charged for something. ``lines``: per class, queue and shape, the first
-    waiting workloads that claim room, and whoever has a promise.
+    ``active``: every workload that is charged for something. ``lines``: per class, queue and shape, the waiting
+    workloads that claim room, most urgent first; a plan looks no further into a line than it grants or promises, and
+    one step. ``claimants``: those in lines that have a promise.
     """
 
     capacity: Capacity | None
     active: tuple[Workload, ...]
-    lines: tuple[tuple[Workload, ...], ...]
+    lines: tuple[Line, ...]
+    claimants: tuple[Workload, ...]
     promises: tuple[Promise, ...]
     rules: Rules
 
