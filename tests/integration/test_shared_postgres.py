@@ -24,7 +24,7 @@ from shared.db.errors import connecting
 from shared.db.migrate import current_revision, head_revision, migrate
 from shared.errors import Unavailable
 from shared.settings import SettingsError
-from shared.testing.postgres import FreshDatabase
+from shared.testing.postgres import DatabaseServer, FreshDatabase
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as another account")
 
@@ -192,3 +192,26 @@ async def may(*, connection_of: AsyncConnection, statement: str) -> bool:
             raise
         return False
     return True
+
+
+async def test_a_database_of_ones_own_needs_no_superuser(postgres: DatabaseServer) -> None:
+    """A login that may create roles owns a database: it migrates, and its services work under their roles."""
+    server = postgres.server
+    server.psql("create role landlord login createrole", "postgres")
+    server.psql("create database rented owner landlord", "postgres")
+    url = server.url_of("rented").replace("postgres@", "landlord@")
+    rented = FreshDatabase(name="rented", url=url, server=server)
+    # The session's template has made the roles already; as on a new server, they are the landlord's here.
+    for service in (*ServiceName, "log"):
+        server.psql(f"grant tide_{service} to landlord with admin option", "postgres")
+    try:
+        await migrate(url)
+        rented.psql("create table scaling.probe (n int); alter table scaling.probe owner to landlord")
+        server.psql("grant insert on scaling.probe to tide_scaling", "rented")
+        async with rented.engine(ServiceName.SCALING) as engine, engine.connect() as connection:
+            assert await may(connection_of=connection, statement="insert into scaling.probe values (1)")
+            assert (await connection.execute(text("select current_user"))).scalar() == "tide_scaling"
+            assert not await may(connection_of=connection, statement="insert into queueing.nowhere values (1)")
+    finally:
+        server.psql("drop database rented with (force)", "postgres")
+        server.psql("drop role landlord", "postgres")
