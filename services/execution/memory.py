@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from schemas.vocabulary import JobId, MemberName
 from services.execution.core.seen import Process, Report, Seen, StartError
-from services.execution.core.state import Checkpoint, Job, Member
+from services.execution.core.state import Checkpoint, Desired, Job, Member
 from services.execution.store import StoredJob, is_active
 
 
@@ -36,6 +36,8 @@ class JobView:
     def seen(self, *, stores: frozenset[int], settled: bool, now: float, interval: float) -> Seen:
         """One look. ``interval``: seconds between two announcements of checkpoints."""
         newest = max(self.words, key=lambda c: (c.step, c.generation), default=None)
+        if self.job.desired is not Desired.GRANTED or self.job.verdict is not None:
+            interval = 0.0  # the last one before the end is told at once
         return Seen(
             reports=self.reports,
             processes=self.processes,

@@ -56,11 +56,14 @@ class Round:
     checkpoints: tuple[tuple[JobId, Checkpoint], ...]
     write_offs: frozenset[MemberName]
 
+    catalogue_is_due: bool
+
     @property
     def needs_commit(self) -> bool:
+        """Checkpoints alone wait a moment for others, or for something else to be committed."""
         return (
             self.capacity is not None
-            or bool(self.checkpoints)
+            or (self.catalogue_is_due and bool(self.checkpoints))
             or any(d.events or d.job != self.before[job_id].job for job_id, d in self.decisions.items())
         )
 
@@ -152,7 +155,7 @@ class Reconciler:
         await self._look_for_checkpoints()
         planned = self._plan()
         if not planned.needs_commit:
-            self._adopt(planned)
+            self._adopt(planned, committed=False)
             return
         if self._published is None:
             await self._load_capacity()
@@ -162,7 +165,7 @@ class Reconciler:
                 return
             planned = self._plan()
             await self._save(tx, planned)
-        self._adopt(planned)
+        self._adopt(planned, committed=True)
 
     async def _load_capacity(self) -> None:
         async with self._lease.transaction() as tx:
@@ -240,7 +243,8 @@ class Reconciler:
             decisions=decisions,
             before=before,
             capacity=self._plan_capacity(after, now),
-            checkpoints=self._plan_catalogue(now),
+            checkpoints=tuple((job_id, word) for job_id, view in self._memory.jobs.items() for word in view.words),
+            catalogue_is_due=now - self._catalogued_at >= _CATALOGUE_SECONDS,
             write_offs=frozenset(m.name for job in after.values() for m in job.members if m.state is _WRITTEN_OFF),
         )
 
@@ -263,11 +267,6 @@ class Reconciler:
         revision = published.revision + 1 if published is not None else 1
         return CapacityObserved(revision=revision, nodes=(node,))
 
-    def _plan_catalogue(self, now: float) -> tuple[tuple[JobId, Checkpoint], ...]:
-        if now - self._catalogued_at < _CATALOGUE_SECONDS:
-            return ()
-        return tuple((job_id, word) for job_id, view in self._memory.jobs.items() for word in view.words)
-
     # -- committing and acting ----------------------------------------------------------------------------------
 
     async def _save(self, tx: Transaction, planned: Round) -> None:
@@ -284,13 +283,13 @@ class Reconciler:
             for event in decision.events:
                 tx.publish(_draft(job_id, decision.job, event))
 
-    def _adopt(self, planned: Round) -> None:
+    def _adopt(self, planned: Round, *, committed: bool) -> None:
         """What was decided stands: make it visible, then act on it."""
         now = self._clock.monotonic()
         if planned.capacity is not None:
             self._published, self._published_at = planned.capacity, now
             self._told_write_offs = planned.write_offs
-        if planned.checkpoints:
+        if planned.checkpoints and committed:
             self._catalogued_at = now
         for job_id, decision in planned.decisions.items():
             view = self._memory.jobs.get(job_id)
@@ -300,7 +299,7 @@ class Reconciler:
             for effect in decision.effects:
                 self._act(view, decision.job, effect)
             self._endpoint.tidy(decision.job)
-            if planned.checkpoints:
+            if planned.checkpoints and committed:
                 catalogued = [word for owner, word in planned.checkpoints if owner == job_id]
                 view.words = [word for word in view.words if word not in catalogued]
             self._memory.commit(replace(planned.before[job_id], job=decision.job))
@@ -312,6 +311,8 @@ class Reconciler:
             view.announced_at = now
         if any(event.TYPE == "tide.worker.checkpoint_failed.v1" for event in decision.events):
             view.failure, view.failure_at = None, now
+        for event in decision.events:
+            self._instruments.decisions.labels(event.TYPE).inc()
         log_changes(self._log, before, decision.job, decision.events)
         for member in decision.job.members:
             former = before.member(member.name)

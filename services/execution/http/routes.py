@@ -23,6 +23,7 @@ from shared.signing import InternalRequest
 
 NDJSON = "application/x-ndjson"
 TEXT = "text/plain; charset=utf-8"
+_LOOK_SECONDS = 0.25
 
 
 class InternalRoutes:
@@ -36,6 +37,7 @@ class InternalRoutes:
         self._memory = memory
         self._folders = folders
         self._streams = 0
+        self._looks: dict[JobId, tuple[float, JobLogs]] = {}
 
     def add_to(self, app: FastAPI) -> None:
         signed = [Depends(self._verify)]
@@ -94,8 +96,19 @@ class InternalRoutes:
                 yield piece
         finally:
             self._streams -= 1
+            if not self._streams:
+                self._looks.clear()
 
     async def _look(self, job_id: JobId) -> JobLogs:
+        """Shared by everyone who follows the same job, for a moment."""
+        now = self._context.clock.monotonic()
+        looked_at, logs = self._looks.get(job_id, (float("-inf"), None))
+        if logs is None or now - looked_at >= _LOOK_SECONDS:
+            logs = await self._load(job_id)
+            self._looks[job_id] = (now, logs)
+        return logs
+
+    async def _load(self, job_id: JobId) -> JobLogs:
         async with self._context.read() as connection:
             members = await load_all_members(connection, job_id)
             stored = (await load_jobs(connection, [job_id])).get(job_id)

@@ -176,7 +176,7 @@ class LocalExecutor:
                 self._folders.zygote_socket, request, seconds_max=self._settings.zygote_answer_seconds
             )
         except OSError as exc:
-            return StartError(detail=f"{exc.filename or 'a folder'}: {exc.strerror or exc}")
+            return StartError(detail=f"{exc.filename or 'a folder'}: {exc.strerror or exc}")  # a full disk may pass
         except (Unavailable, Rejected) as exc:
             return StartError(detail=str(exc))
         return None

@@ -23,7 +23,7 @@ def start_request(
     has_gpus: bool,
     variables: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The zygote's ``start`` request. Makes the folders of the job that lie in the state folder.
+    """The zygote's ``start`` request. Makes the job's folders for checkpoints and outputs.
 
     Raises OSError if they cannot be made.
     """
@@ -31,7 +31,7 @@ def start_request(
     assert spec is not None, "nothing is started before its spec is known"
     checkpoints, outputs = folders.checkpoints_of(job), folders.outputs_of(job)
     for folder in (checkpoints, outputs):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder, folders)
     places = Places(
         address=address,
         token=token,
@@ -57,6 +57,11 @@ def start_request(
         "command": None if spec.script else list(spec.command),
         "interpreter": spec.interpreter if spec.script else None,
     }
+
+
+def make_folder(path: Path, folders: Folders) -> None:
+    """Ours are for this account alone; one that the job names is made as its user would. Raises OSError."""
+    path.mkdir(mode=0o700 if path.is_relative_to(folders.state) else 0o777, parents=True, exist_ok=True)
 
 
 def script_path(spec: JobSpec) -> Path:
