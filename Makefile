@@ -1,6 +1,6 @@
 # make demo | make test | make check: everything else is for those who change the code.
 SHELL := /bin/bash
-PYTHON ?= $(firstword $(shell for p in python3.11 python3 python3.12 python3.13; do $$p -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && echo $$p; done) none)
+PYTHON ?= $(or $(shell command -v python3.11),$(shell command -v python3),python3)
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
@@ -12,7 +12,8 @@ help:  ## what can be made
 setup: $(VENV)/.installed  ## install everything into .venv (pinned, with hashes)
 
 $(VENV)/.installed: requirements.lock pyproject.toml tidewright/pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed and was not found; set PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "Python 3.11 or newer is needed and was not found; set PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Python's venv is missing: apt-get install python3-venv"; exit 1; }
 	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libgomp.so.1")' 2>/dev/null || \
 	  { echo "libgomp1 is missing; Paddle needs it: apt-get install libgomp1"; exit 1; }
