@@ -159,6 +159,20 @@ def test_ledgers_and_logs_are_followed_and_workers_named(tmp_path, port, sleeper
     assert record.members[Process(worker.pid, start)] == "j01/worker-0-1"
 
 
+def test_worker_seen_before_its_record_is_named_later(tmp_path, port, sleepers):
+    worker = sleepers({MARKER_VARIABLE: MARKER})
+    stat = Path(f"/proc/{worker.pid}/stat").read_bytes()
+    start = int(stat[stat.rindex(b")") + 2 :].split()[19])
+    with recorder(tmp_path, port):
+        until(lambda: worker.pid in pids_seen(tmp_path))
+        folder = tmp_path / "state" / "run" / "j01" / "worker-2-1"
+        folder.mkdir(parents=True)
+        record = {"worker_pid": worker.pid, "worker_start": start, "shim_pid": 1, "shim_start": -1}
+        (folder / "pid.json").write_text(json.dumps(record))
+        until(lambda: read_processes(tmp_path / "record")[1])
+    assert read_processes(tmp_path / "record")[1] == {Process(worker.pid, start): "j01/worker-2-1"}
+
+
 def test_signal_reaches_only_the_very_process(sleepers):
     worker = sleepers({})
     stat = Path(f"/proc/{worker.pid}/stat").read_bytes()
