@@ -524,8 +524,13 @@ class World:
             if isinstance(event, GroupStarted):
                 started = [e.attempt for e in self.events if isinstance(e, GroupStarted)]
                 require("one start an attempt", event.attempt not in started, event.attempt)
+        if decision.events:
+            self._check_again(decision)
+
+    def _check_again(self, decision: Decision) -> None:
+        """Having said something, it does not say it again."""
         again = reconcile.decide(
-            after,
+            decision.job,
             self._unchanged(decision),
             limits=LIMITS,
             since=decision.since,
