@@ -1,5 +1,6 @@
 """The commands that the server adds to ``tide``: up, down, service. Heavy imports wait until one of them runs."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import click
 if TYPE_CHECKING:
     from services.launch.record import UpRecord
     from services.launch.supervisor import UpOptions
+    from shared.settings import SectionSettings
 
 DEFAULT_PORT: Final = 8470
 SERVICES: Final = ("intake", "queueing", "metrics", "scaling", "execution")
@@ -142,7 +144,7 @@ def _options(
         installation = InstallationSettings.load()
         intake = ServiceSettings.of(ServiceName.INTAKE)
         for each in ServiceName:
-            ServiceSettings.of(each)
+            _settings_class(each.value).load()
     except SettingsError as exc:
         raise click.UsageError(str(exc)) from exc
     url = installation.database_url
@@ -155,6 +157,13 @@ def _options(
         environment=variables,
         keep_jobs=keep_jobs,
     )
+
+
+def _settings_class(service: str) -> "type[SectionSettings]":
+    """``services.<name>.settings.<Name>Settings``: a wrong setting is told before anything is started."""
+    module = importlib.import_module(f"services.{service}.settings")
+    found: type[SectionSettings] = getattr(module, f"{service.title()}Settings")
+    return found
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -182,8 +191,8 @@ def _launch_settings() -> Any:
 def _run_up(options: "UpOptions") -> None:
     from services.launch.supervisor import LaunchError, Supervisor, say_line
 
-    say_line(f"starting in {options.state}")
     supervisor = Supervisor(options=options, settings=_launch_settings(), on_ready=_greet)
+    say_line(f"starting in {options.state}")
     try:
         code = supervisor.run()
     except LaunchError as exc:

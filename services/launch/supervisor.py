@@ -14,7 +14,7 @@ from typing import Final
 import httpx
 
 from services.launch.jobs import release_jobs, stop_jobs
-from services.launch.members import end_members
+from services.launch.members import end_members, living_members
 from services.launch.parts import (
     ChildPart,
     Part,
@@ -307,27 +307,32 @@ class Supervisor:
         if lock.take() is not None:
             return False
         try:
-            record = read_record(self.options.state)
-            if record is None:
-                return bool(end_members(self.options.state, grace_seconds=self.settings.members_stop_seconds))
-            self._record = record
             with self._wakeups.listening():
-                self._adopt_record(record)
+                self._adopt_leftovers()
+                workers = any(True for _ in living_members(self.options.state))
+                found = workers or any(kept.process is not None for kept in self._kept.values())
                 self._finish(keep_jobs=self.options.keep_jobs)
         finally:
             lock.release()
-        return True
+        return found
 
-    def _adopt_record(self, record: UpRecord) -> None:
+    def _adopt_leftovers(self) -> None:
+        """The record says where the services' process is; zygote and Postgres are found by asking, too."""
         state, settings = self.options.state, self.settings
-        parts: dict[str, Part] = {
-            "zygote": zygote_part(state, settings),
-            "postgres": PostgresPart(server=EmbeddedPostgres(state=state)),
-            "process": services_part(state, settings, {}),
+        record = read_record(state) or UpRecord(url="", port=0)
+        server = EmbeddedPostgres(state=state)
+        self._record = record
+        parts: dict[str, tuple[Part, ProcessId | None]] = {
+            "zygote": (
+                zygote_part(state, settings),
+                record.process_id("zygote") or ping_zygote(state / "zygote.sock"),
+            ),
+            "postgres": (PostgresPart(server=server), ProcessId.of(server.postmaster_pid() or 0)),
+            "process": (services_part(state, settings, {}), record.process_id("process")),
         }
-        for name, part in parts.items():
+        for name, (part, process) in parts.items():
             restarts = Restarts(seconds_min=1, seconds_max=1, steady_seconds=1)
-            self._kept[name] = _Kept(part=part, restarts=restarts, process=record.process_id(name))
+            self._kept[name] = _Kept(part=part, restarts=restarts, process=process)
 
     def _finish(self, *, keep_jobs: bool) -> None:
         """Jobs, services, workers that are left, zygote, Postgres: in this order."""
@@ -340,7 +345,8 @@ class Supervisor:
                 self.say(f"{len(left)} worker(s) were still there and were ended: {', '.join(left[:3])}")
         self._stop_part("zygote")
         self._stop_part("postgres")
-        record_path(self.options.state).unlink(missing_ok=True)
+        if self._kept:  # else nothing was touched, and the record of an earlier supervisor still holds
+            record_path(self.options.state).unlink(missing_ok=True)
 
     def _stop_jobs(self) -> None:
         process = self._kept["process"].process if "process" in self._kept else None

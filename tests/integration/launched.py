@@ -127,6 +127,16 @@ def processes_of(state: Path) -> dict[int, str]:
     return found
 
 
+def workers_of(state: Path) -> dict[int, str]:
+    """Living workers and their command lines, by their shims' records."""
+    found = {}
+    for path in (state / "run").glob("*/*/pid.json"):
+        pid = json.loads(path.read_text())["worker_pid"]
+        if is_alive(pid):
+            found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return found
+
+
 @contextmanager
 def launched(*words: str, slots: int = 4) -> Iterator[Launched]:
     """Up, and down at the end whatever happens."""

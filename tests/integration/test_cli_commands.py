@@ -10,7 +10,7 @@ import sys
 import pytest
 import yaml
 from click.testing import CliRunner
-from launched import ROOT, TIDE, Launched, launched, until
+from integration.launched import ROOT, TIDE, Launched, launched, until
 
 from tidewright.cli.main import main
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from launched import TIDE, Launched, end_workers, is_alive, launched, processes_of, until
+from integration.launched import TIDE, Launched, is_alive, launched, processes_of, until, workers_of
 
 from shared.testing.postgres import temporary_state_directory
 
@@ -126,9 +126,8 @@ def test_a_killed_supervisor_is_followed_by_one_that_takes_over(sleeper, install
 
 def test_down_stops_everything_and_the_next_up_goes_on_with_the_jobs():
     with launched(slots=1) as installation:
-        running = installation.submit(
-            "--name", "running", "--command", "--", "sh", "-c", "trap 'exit 0' TERM; sleep 600 & wait"
-        )
+        script = "trap 'exit 0' TERM; sleep 600 & wait"
+        running = installation.submit("--name", "running", "--command", "--", "sh", "-c", script)
         worker_of(installation, running)
         waiting = installation.submit("--name", "waiting", "--command", "--", "sleep", "600")
         held = installation.submit("--name", "held", "--hold", "--command", "--", "sleep", "600")
@@ -144,90 +143,74 @@ def test_down_stops_everything_and_the_next_up_goes_on_with_the_jobs():
         until("it runs again", lambda: installation.job(running)["phase"] == "Running")
         assert installation.job(waiting)["phase"] == "Queued"
         assert installation.job(held)["phase"] == "Held"
-        for job in (running, waiting, held):
-            assert installation.tide("cancel", job).returncode == 0
-        until("room", lambda: installation.job(running)["phase"] == "Cancelled")
-        assert installation.down().returncode == 0
-        assert processes_of(installation.state) == {}
+        assert installation.tide("cancel", waiting, held).returncode == 0
+        assert_down_when_only_workers_are_left(installation)
 
 
-def test_down_with_keep_jobs_leaves_the_workers_and_the_next_up_finds_them():
+def assert_down_when_only_workers_are_left(installation: Launched) -> None:
+    assert any("sleep 600" in command for command in workers_of(installation.state).values())
+    for part in ("supervisor", "process", "zygote"):
+        os.kill(installation.pid(part), signal.SIGKILL)
+    (installation.state / "up.json").unlink()
+    done = installation.down()
+    assert done.returncode == 0, done.stderr
+    assert processes_of(installation.state) == {}
+    assert workers_of(installation.state) == {}
+
+
+def test_kept_jobs_are_found_by_the_next_up_and_ctrl_c_stops_them_in_order():
     with launched() as installation:
         job = installation.submit("--command", "--", "sleep", "600")
         worker = worker_of(installation, job)
         assert installation.down("--keep-jobs").returncode == 0
-        left = processes_of(installation.state)
         assert is_alive(worker)
+        left = processes_of(installation.state)
         assert not [command for command in left.values() if "postgres" in command or "zygote" in command]
-        assert installation.up().returncode == 0
-        until("it is known again", lambda: installation.job(job)["phase"] == "Running")
-        assert installation.members(job)[0]["pid"] == worker
-        assert installation.tide("cancel", job).returncode == 0
-        until("it has ended", lambda: installation.job(job)["phase"] == "Cancelled")
-        assert not is_alive(worker)
-
-
-def test_down_works_after_the_supervisor_was_killed():
-    with launched() as installation:
-        job = installation.submit("--command", "--", "sleep", "600")
-        worker_of(installation, job)
-        os.kill(installation.pid("supervisor"), signal.SIGKILL)
-        until("it is gone", lambda: not is_alive(installation.pid("supervisor")))
-        done = installation.down()
-        assert done.returncode == 0, done.stderr
-        assert "stopped" in done.stdout
-        assert processes_of(installation.state) == {}
-
-
-def test_down_ends_workers_also_when_nothing_else_is_left():
-    with launched() as installation:
-        job = installation.submit("--command", "--", "sh", "-c", "setsid sleep 600 & sleep 600")
-        worker_of(installation, job)
-        for part in ("supervisor", "process", "zygote"):
-            os.kill(installation.pid(part), signal.SIGKILL)
-        done = installation.down()
-        assert done.returncode == 0, done.stderr
-        assert processes_of(installation.state) == {}
-
-
-def test_ctrl_c_reaches_the_supervisor_alone_and_stops_in_order():
-    with temporary_state_directory() as state:
-        installation = Launched(state=state)
-        child = subprocess.Popen(
-            [TIDE, "up", "--port", "0", "--slots", "2"],
-            env=installation.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        child = foreground(installation)
         try:
-            line = ""
-            while "tide doctor" not in line:
-                line = child.stdout.readline()
-                assert line, "it ended before it was ready"
-            job = installation.submit("--command", "--", "sleep", "600")
-            worker = worker_of(installation, job)
+            until("it is known again", lambda: installation.job(job)["phase"] == "Running")
+            assert installation.members(job)[0]["pid"] == worker
             os.killpg(child.pid, signal.SIGINT)  # as the terminal does: to the whole foreground group
-            told, _ = child.communicate(timeout=60)
-            assert child.returncode == 0, told
-            assert "1 job(s) held until the next `tide up`, 0 still running" in told
-            assert not is_alive(worker)
-            assert processes_of(state) == {}
+            told, _ = child.communicate(timeout=120)
         finally:
-            end_workers(state)
+            child.kill()
+        assert child.returncode == 0, told
+        assert "1 job(s) held until the next `tide up`, 0 still running" in told
+        assert not is_alive(worker)
+        assert processes_of(installation.state) == {}
+
+
+def foreground(installation: Launched) -> "subprocess.Popen[str]":
+    """``tide up`` in a terminal's foreground group, ready."""
+    child = subprocess.Popen(
+        [TIDE, "up", "--port", "0", "--slots", "2"],
+        env=installation.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    line = ""
+    while "tide doctor" not in line:
+        line = child.stdout.readline()
+        assert line, "it ended before it was ready"
+    return child
 
 
 def test_settings_that_are_wrong_end_the_start_with_their_names():
     with temporary_state_directory() as state:
         installation = Launched(state=state)
-        done = installation.tide("up", "--port", "0", "--set", "scaling.windw_seconds=4")
-        assert done.returncode == 1
-        assert "TIDE_SCALING_WINDW_SECONDS" in done.stderr
-        assert processes_of(state) == {}
-        done = installation.tide("up", "--port", "0", "--set", "intake.port=x")
-        assert done.returncode == 2
-        assert "TIDE_INTAKE_PORT" in done.stderr
+        for override, name in (
+            ("scaling.windw_seconds=4", "TIDE_SCALING_WINDW_SECONDS"),
+            ("scaling.window_seconds=-4", "TIDE_SCALING_WINDOW_SECONDS"),
+            ("intake.port=x", "TIDE_INTAKE_PORT"),
+            ("launch.start_seconds=soon", "TIDE_LAUNCH_START_SECONDS"),
+            ("installation.log_level=loud", "TIDE_LOG_LEVEL"),
+        ):
+            done = installation.tide("up", "--port", "0", "--set", override)
+            assert (done.returncode, done.stdout) == (2, ""), override
+            assert name in done.stderr
+        assert list(state.iterdir()) == []
 
 
 def test_a_database_that_is_away_is_named_without_its_password():
