@@ -168,11 +168,13 @@ def _claim_in_a_pause(patch: Patch) -> None:
 
 
 def _preempt_equals(patch: Patch) -> None:
-    def careless(d: desk.Desk, claimant: values.Workload, flavor: Any) -> tuple[values.Workload, ...]:
-        running = preemption._running_on(d, flavor)
-        return tuple(w for w in running if w.priority.urgency <= claimant.priority.urgency)
+    choose = preemption.candidates_for
 
-    patch.setattr(plan, "evictable_for", careless)
+    def careless(d: desk.Desk, urgency: int, flavor: Any) -> desk.Candidates:
+        found = choose(d, urgency + 1, flavor)
+        return replace(found, evictable=tuple(w for w in found.evictable if w.urgency <= urgency))
+
+    patch.setattr(plan, "candidates_for", careless)
 
 
 def _take_more_than_needed(patch: Patch) -> None:

@@ -5,7 +5,7 @@ is carried out. What a plan decided is the difference between the workloads at i
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from schemas.events.allocation import Reason
@@ -28,6 +28,15 @@ from services.queueing.core.values import (
 from services.queueing.core.wording import workers_text
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """Whom room may be taken from, cheapest first, and the room there would be if all of it were taken."""
+
+    shrinkable: tuple[Workload, ...]
+    evictable: tuple[Workload, ...]
+    room: Room
+
+
 class Desk:
     """One plan at work. Nothing outlives the call of ``plan``."""
 
@@ -43,6 +52,9 @@ class Desk:
         self.sites: Final = _sites(capacity, [*known, *heads])
         self.reasons: Final[dict[JobId, Reason]] = {}
         self.due_seconds: float | None = None
+        self.candidates: Final[dict[tuple[FlavorName, int], Candidates]] = {}
+        self.takings = 0
+        """How often somebody was told to make room."""
         self._rooms: Final[dict[tuple[FlavorName, bool], Room]] = {}
 
     def meet(self, workload: Workload) -> None:
@@ -115,6 +127,7 @@ class Desk:
 
     def shrink(self, workload: Workload, workers: int, reason: Reason) -> None:
         """For others: it remembers the size that it had."""
+        self.takings += 1
         before = max(workload.size_before, workload.workers)
         step = ledger.resize(workload, workers=workers, reason=reason, size_before=before)
         self._put(step.workload, reason)
@@ -136,6 +149,7 @@ class Desk:
         self._rooms.update(rooms)
 
     def evict(self, workload: Workload, reason: Reason) -> None:
+        self.takings += 1
         self._put(ledger.evict(workload, reason=reason, requeue=True).workload, reason)
 
     def is_admitted_here(self, workload: Workload) -> bool:
@@ -174,6 +188,8 @@ class Desk:
         self.reasons[workload.job_id] = reason
         for key in [key for key in self._rooms if key[0] == workload.flavor]:
             del self._rooms[key]
+        for known in [known for known in self.candidates if known[0] == workload.flavor]:
+            del self.candidates[known]
 
     def _room(self, flavor: FlavorName, *, charged: bool) -> Room:
         key = (flavor, charged)

@@ -20,7 +20,7 @@ def grow_class(desk: Desk, urgency: int) -> None:
     growing = [
         growing_order(w, workers=w.workers)
         for w in desk.workloads.values()
-        if w.priority.urgency == urgency and may_grow(desk, w)
+        if w.urgency == urgency and may_grow(desk, w)
     ]
     heapq.heapify(growing)
     while growing:
@@ -67,7 +67,7 @@ def promises_before_growth(desk: Desk, workload: Workload) -> tuple[Promise, ...
         for promise in desk.promises_by_urgency()
         if promise.flavor == workload.flavor
         and (
-            desk.workloads[promise.job_id].priority.urgency >= workload.priority.urgency
+            desk.workloads[promise.job_id].urgency >= workload.urgency
             or workload.job_id in promise.origins
             or promise.origins
         )

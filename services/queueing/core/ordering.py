@@ -6,7 +6,7 @@ from services.queueing.core.values import Workload
 
 def urgency_order(workload: Workload) -> tuple[int, JobId]:
     """Most urgent first: class, then time of submission (a job id sorts by it). Fair share goes in between."""
-    return (-workload.priority.urgency, workload.job_id)
+    return (-workload.urgency, workload.job_id)
 
 
 def is_ahead(one: Workload, other: Workload) -> bool:
@@ -28,7 +28,7 @@ def work_at_risk_seconds(workload: Workload, *, now: float) -> int:
 def eviction_order(workload: Workload, *, now: float) -> tuple[int, int, int, JobId]:
     """Cheapest to lose first: least urgent, then least work since a checkpoint, then admitted last."""
     return (
-        workload.priority.urgency,
+        workload.urgency,
         work_at_risk_seconds(workload, now=now),
         -workload.order,
         workload.job_id,
@@ -38,7 +38,7 @@ def eviction_order(workload: Workload, *, now: float) -> tuple[int, int, int, Jo
 def shrinking_order(workload: Workload, *, now: float) -> tuple[int, int, int, JobId]:
     """As for evictions; a live job loses no work by shrinking, a restarting one what came after its checkpoint."""
     risk = work_at_risk_seconds(workload, now=now) if workload.loses_work_when_resized else 0
-    return (workload.priority.urgency, risk, -workload.order, workload.job_id)
+    return (workload.urgency, risk, -workload.order, workload.job_id)
 
 
 def growing_order(workload: Workload, *, workers: int) -> tuple[int, JobId]:

@@ -59,6 +59,8 @@ class Site:
         self.allocatable: Final = tuple(self.vector(node.allocatable) for node in nodes)
         self.open: Final = tuple(self.vector((n.allocatable - n.used_by_others).clipped()) for n in nodes)
         self.total: Final = _sum(self.open, len(self.names))
+        self.empty: Final = Room(bins=_grouped(self.allocatable), spare=_sum(self.allocatable, len(names)))
+        """The nodes with nothing on them, neither ours nor of others."""
         standing: dict[tuple[JobId, str], list[tuple[int, int]]] = {}
         for index, node in enumerate(nodes):
             for held in node.members:
@@ -72,10 +74,10 @@ class Site:
         return self._vectors[size]
 
     def room(self, claims: Iterable[Claim]) -> Room:
-        """What is left beside ``claims``, earlier ones packed first. Cost: O(claims + nodes)."""
+        """What is left beside ``claims``; their order does not matter. Cost: O(claims + nodes)."""
         bins = list(self.open)
         spare = self.total
-        fresh: list[tuple[Vector, int]] = []
+        fresh: dict[Vector, int] = {}
         islands: list[Vector] = []
         for claim in claims:
             size = self.vector(claim.size)
@@ -84,7 +86,7 @@ class Site:
             missing = claim.count - sum(count for _, count in standing)
             if missing >= 0:
                 _occupy(bins, standing, size)
-                fresh.append((size, missing))
+                fresh[size] = fresh.get(size, 0) + missing
             elif claim.count > 0:
                 _occupy(bins, standing, size)
                 if len(standing) == 1:
@@ -92,13 +94,9 @@ class Site:
                 else:
                     islands.extend([size] * -missing)
         groups = _grouped((*bins, *islands))
-        for size, count in fresh:
-            _pack(groups, size, count)
+        for size in sorted(fresh, reverse=True):
+            _pack(groups, size, fresh[size])
         return Room(bins=groups, spare=spare)
-
-    def empty_room(self) -> Room:
-        """All nodes with nothing on them, neither ours nor of others."""
-        return Room(bins=_grouped(self.allocatable), spare=_sum(self.allocatable, len(self.names)))
 
 
 def place(room: Room, members: Members) -> Room | None:
@@ -139,7 +137,7 @@ def is_within(spare: Vector) -> bool:
 
 def can_never_hold(site: Site, members: Sequence[tuple[Resources, int]]) -> bool:
     """True if it is certain that the empty nodes cannot hold them: by sums, or by places for one role alone."""
-    room = site.empty_room()
+    room = site.empty
     sized = tuple((site.vector(size), count) for size, count in members)
     spare = room.spare
     for size, count in sized:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 
+from schemas.events.job import RoleRequest
 from schemas.vocabulary import FlavorName, JobId
 from services.queueing.core import reasons
 from services.queueing.core.desk import Desk, as_started, promises_ahead
@@ -24,10 +25,9 @@ from services.queueing.core.ordering import urgency_order
 from services.queueing.core.placement import is_within, place
 from services.queueing.core.preemption import (
     Taking,
+    candidates_for,
     everybody_on,
-    evictable_for,
     plan_preemption,
-    shrinkable_for,
     stands_after,
 )
 from services.queueing.core.values import NO_CAPACITY, Line, Plan, Promise, Standing, View, Workload, shape_of
@@ -105,6 +105,7 @@ def is_short(desk: Desk, flavor: FlavorName, changed: Mapping[JobId, Workload]) 
 def run_pass(desk: Desk, classes: Sequence[tuple[int, Sequence[Line]]], *, restarts: int) -> list[Workload] | None:
     """One pass over all classes: who was looked at and waits. None if a promise was voided: begin again."""
     waiting: list[Workload] = []
+    fates = Considered()
     for urgency, lines in classes:
         heap = [(urgency_order(line[0]), index, 0) for index, line in enumerate(lines)]
         heapq.heapify(heap)
@@ -112,7 +113,7 @@ def run_pass(desk: Desk, classes: Sequence[tuple[int, Sequence[Line]]], *, resta
             _, index, place_in_line = heapq.heappop(heap)
             line = lines[index]
             workload = line[place_in_line]
-            fate = consider(desk, workload)
+            fate = fates.consider(desk, workload)
             if fate is Fate.VOIDED and restarts > 0:
                 return None
             if fate is not Fate.GRANTED:
@@ -131,14 +132,38 @@ def next_in_line(desk: Desk, line: Line, place_in_line: int, fate: Fate) -> int:
     from itself. But those behind it that have a promise are to be looked at again.
     """
     workload = line[place_in_line]
-    made_room = any(workload.job_id in promise.origins for promise in desk.promises.values())
-    if fate in (Fate.GRANTED, Fate.PROMISED) or made_room:
+    if fate in (Fate.GRANTED, Fate.PROMISED) or _made_room(desk, workload):
         return place_in_line + 1
     shape = shape_of(workload)
     behind = [
         job_id for job_id in desk.promises if job_id > workload.job_id and shape_of(desk.before[job_id]) == shape
     ]
     return bisect_left(line, min(behind), key=lambda w: w.job_id) if behind else len(line)
+
+
+class Considered:
+    """Remembers within a pass what found no room, so that equals of another line are not looked at again.
+
+    Room only shrinks on the way down, except where somebody is told to make more of it.
+    """
+
+    def __init__(self) -> None:
+        self._failed: dict[tuple[int, tuple[RoleRequest, ...], tuple[int, ...]], int] = {}
+
+    def consider(self, desk: Desk, workload: Workload) -> Fate:
+        needs = (workload.urgency, workload.roles, minimum_of(workload))
+        is_plain = workload.job_id not in desk.promises and not _made_room(desk, workload)
+        if is_plain and self._failed.get(needs) == desk.takings:
+            desk.meet(workload)
+            return Fate.WAITS
+        fate = consider(desk, workload)
+        if is_plain and fate is Fate.WAITS:
+            self._failed[needs] = desk.takings
+        return fate
+
+
+def _made_room(desk: Desk, workload: Workload) -> bool:
+    return any(workload.job_id in promise.origins for promise in desk.promises.values())
 
 
 def consider(desk: Desk, workload: Workload) -> Fate:
@@ -192,11 +217,10 @@ def choose_victims(desk: Desk, workload: Workload, flavor: FlavorName) -> Taking
         room = desk.room_if(flavor, stands_after(desk, taking))
         return place(desk.beside_promises(room, flavor, promises), members) is not None
 
-    return plan_preemption(
-        shrinkable=shrinkable_for(desk, workload, flavor),
-        evictable=evictable_for(desk, workload, flavor),
-        is_enough=is_enough,
-    )
+    candidates = candidates_for(desk, workload.urgency, flavor)
+    if place(desk.beside_promises(candidates.room, flavor, promises), members) is None:
+        return None
+    return plan_preemption(shrinkable=candidates.shrinkable, evictable=candidates.evictable, is_enough=is_enough)
 
 
 def _cheapest_taking(
@@ -238,9 +262,9 @@ def _carry_out(desk: Desk, taking: Taking, claimant: Workload | None) -> None:
 
 def _lines_by_class(view: View) -> list[tuple[int, list[Line]]]:
     """Lines by urgency, the highest first, by their heads; classes that only run are there to grow."""
-    classes: dict[int, list[Line]] = {workload.priority.urgency: [] for workload in view.active}
+    classes: dict[int, list[Line]] = {workload.urgency: [] for workload in view.active}
     for line in view.lines:
-        classes.setdefault(line[0].priority.urgency, []).append(line)
+        classes.setdefault(line[0].urgency, []).append(line)
     return [
         (urgency, sorted(lines, key=lambda line: urgency_order(line[0])))
         for urgency, lines in sorted(classes.items(), reverse=True)

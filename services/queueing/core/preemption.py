@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from schemas.vocabulary import FlavorName, JobId
-from services.queueing.core.desk import Desk, with_workers
+from services.queueing.core.desk import Candidates, Desk, with_workers
 from services.queueing.core.gang import nobody
 from services.queueing.core.ordering import eviction_order, shrinking_order
 from services.queueing.core.values import Rules, Standing, Workload
@@ -50,28 +50,36 @@ def plan_preemption(
     return _give_back(_spare(_first(shrinkable, evictable, low), is_enough), shrinkable, is_enough)
 
 
-def shrinkable_for(desk: Desk, claimant: Workload, flavor: FlavorName) -> tuple[Workload, ...]:
-    """Running jobs of the claimant's class or a lower one that have more than their floor."""
-    found = (
-        w
-        for w in _running_on(desk, flavor)
-        if w.job_id != claimant.job_id and w.priority.urgency <= claimant.priority.urgency and has_spare(w)
+def candidates_for(desk: Desk, urgency: int, flavor: FlavorName) -> Candidates:
+    """Whom a claimant of this class may take from: running jobs of its class or a lower one that have more than their
+    floor may shrink, those of lower classes that have run for the minimum time may be preempted.
+
+    Made once for all claimants of a class, until somebody stands differently.
+    """
+    known = desk.candidates.get((flavor, urgency))
+    if known is not None:
+        return known
+    running = [w for w in _running_on(desk, flavor) if w.urgency <= urgency]
+    shrinkable = sorted((w for w in running if has_spare(w)), key=lambda w: shrinking_order(w, now=desk.now))
+    evictable = sorted(
+        (w for w in running if w.urgency < urgency and not _is_protected(desk, w)),
+        key=lambda w: eviction_order(w, now=desk.now),
     )
-    return tuple(sorted(found, key=lambda w: shrinking_order(w, now=desk.now)))
+    everything = _first(shrinkable, evictable, len(shrinkable) + len(evictable))
+    room = desk.room_if(flavor, stands_after(desk, everything))
+    found = Candidates(shrinkable=tuple(shrinkable), evictable=tuple(evictable), room=room)
+    desk.candidates[flavor, urgency] = found
+    return found
 
 
-def evictable_for(desk: Desk, claimant: Workload, flavor: FlavorName) -> tuple[Workload, ...]:
-    """Running jobs of lower classes that have run for the minimum time; notes when others will have."""
-    found = []
-    for workload in _running_on(desk, flavor):
-        if workload.priority.urgency >= claimant.priority.urgency or desk.is_admitted_here(workload):
-            continue
-        protected = protected_seconds(workload, now=desk.now, rules=desk.rules)
-        if protected > 0:
-            desk.note_due(protected)
-        else:
-            found.append(workload)
-    return tuple(sorted(found, key=lambda w: eviction_order(w, now=desk.now)))
+def _is_protected(desk: Desk, workload: Workload) -> bool:
+    """Granted in this very plan, or not yet run for the minimum time; notes when it will have."""
+    if desk.is_admitted_here(workload):
+        return True
+    protected = protected_seconds(workload, now=desk.now, rules=desk.rules)
+    if protected > 0:
+        desk.note_due(protected)
+    return protected > 0
 
 
 def everybody_on(desk: Desk, flavor: FlavorName) -> tuple[tuple[Workload, ...], tuple[Workload, ...]]:

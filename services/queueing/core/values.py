@@ -20,6 +20,8 @@ from schemas.vocabulary import (
     WaitCode,
 )
 
+_URGENCY: Final = {priority: priority.urgency for priority in PriorityClass}
+
 
 class Standing(StrEnum):
     """Where a workload stands in the ledger."""
@@ -91,6 +93,11 @@ class Workload:
     @property
     def priority(self) -> PriorityClass:
         return self.request.priority
+
+    @property
+    def urgency(self) -> int:
+        """3 for critical down to 0 for low."""
+        return _URGENCY[self.request.priority]
 
     @property
     def claims(self) -> bool:
