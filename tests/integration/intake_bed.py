@@ -91,7 +91,7 @@ async def intake_bed(
 
 
 def _client(url: str) -> httpx.AsyncClient:
-    timeout = httpx.Timeout(10, pool=60)
+    timeout = httpx.Timeout(30, pool=120)
     return httpx.AsyncClient(base_url=url, timeout=timeout, limits=httpx.Limits(max_connections=64))
 
 

@@ -6,9 +6,12 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from schemas.vocabulary import ServiceName
+from schemas.envelope import START
+from schemas.vocabulary import DEFAULT_TENANT, ServiceName
+from services.intake.feed import Feed, Interest
 from services.intake.settings import IntakeSettings
 from shared.clock import SystemClock
+from shared.telemetry.instruments import Instruments
 from shared.testing.harness import draft, publish, read_log
 from tests.integration.intake_bed import capacity, closed, granted, intake_bed, started
 
@@ -20,7 +23,7 @@ class Reader:
         self._lines = response.aiter_lines()
         self.comments = []
 
-    async def next(self, seconds=5.0):
+    async def next(self, seconds=30.0):
         fields = {}
         async with asyncio.timeout(seconds):
             async for line in self._lines:
@@ -40,7 +43,7 @@ class Reader:
 @asynccontextmanager
 async def subscribed(bed, after=None, **parameters):
     headers = {"Last-Event-ID": after} if after else {}
-    timeout = httpx.Timeout(5, read=None)
+    timeout = httpx.Timeout(30, read=None)
     async with bed.http.stream("GET", "/v1/events", params=parameters, headers=headers, timeout=timeout) as response:
         assert response.status_code == 200, await response.aread()
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -100,6 +103,37 @@ async def test_many_subscribers_see_the_same_in_the_same_order(database):
                 await bed.submit()
         expected = [str(event.sequence) for event in await read_log(database)]
         assert all(task.result() == expected for task in tasks)
+
+
+async def test_a_reader_that_falls_behind_what_is_in_memory_loses_and_repeats_nothing(database):
+    """The reader takes one page, then sleeps through more than the memory keeps, then takes the rest."""
+    settings = IntakeSettings(stream_page_events_max=3, stream_buffer_events_max=4)
+    async with intake_bed(database) as bed:
+        context = bed.run.context
+        feed = Feed(
+            read=context.read, wait_for_events=asyncio.sleep, instruments=Instruments("intake"), settings=settings
+        )
+
+        async def submit(count):
+            for _ in range(count):
+                await bed.submit()
+            while await feed._advance():
+                pass
+
+        with feed.stream():
+            await submit(0)
+            blocks = feed.follow(Interest(tenant=DEFAULT_TENANT), after=START)
+            await anext(blocks)
+            seen = b""
+            for count in (4, 3, 25, 5):
+                await submit(count)
+                seen += await anext(blocks)
+            expected = [str(event.sequence).encode() for event in await read_log(database)]
+            while seen.count(b"id: ") < len(expected):
+                async with asyncio.timeout(10):
+                    seen += await anext(blocks)
+            await blocks.aclose()
+    assert [line.removeprefix(b"id: ") for line in seen.split(b"\n") if line.startswith(b"id: ")] == expected
 
 
 async def test_events_of_one_job_only(database):
@@ -192,7 +226,7 @@ async def test_streams_end_in_order_at_the_stop(database):
         assert await reader.next() is None, "the answer is complete"
 
 
-async def _until(condition, seconds=10.0):
+async def _until(condition, seconds=30.0):
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.05)
