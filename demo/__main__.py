@@ -105,6 +105,7 @@ def play(installation: Installation, journal: Journal, console: Console, fault: 
             forced = take_down(story, installation)
             journal.mark("down")
             picture.now = f"everything is taken down, {time.time() - began:.0f} s after the start"
+            picture.say(time.time(), f"== {picture.now}")
             screen.show(picture)
     if trouble:
         explain(console, installation, trouble)

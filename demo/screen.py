@@ -36,12 +36,9 @@ class PlainScreen:
 
     def __init__(self, console: Console, *, began: float) -> None:
         self._console, self._began = console, began
-        self._shown, self._now = 0, ""
+        self._shown = 0
 
     def show(self, picture: Picture) -> None:
-        if picture.now != self._now:
-            self._now = picture.now
-            self._print(time.time(), f"== {picture.now}")
         for at, sentence in picture.lines[self._shown :]:
             self._print(at, sentence)
         self._shown = len(picture.lines)
@@ -52,7 +49,7 @@ class PlainScreen:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self._now = ""
+        pass
 
     def _print(self, at: float, sentence: str) -> None:
         self._console.print(f"{at - self._began:6.1f}  {sentence}", highlight=False, markup=False, soft_wrap=True)

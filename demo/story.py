@@ -218,6 +218,7 @@ class Story:
 
     def _now(self, sentence: str) -> None:
         self._picture.now = sentence
+        self._picture.say(time.time(), f"== {sentence}")
         self._screen.show(self._picture)
 
     def _command(self, *arguments: str) -> None:

@@ -130,9 +130,9 @@ def _draw_marks(record: Record, axes: Sequence[Any], began: float) -> None:
             axis.axvspan(away.at - began, end - began, color="grey", alpha=0.25)
     top = axes[0].get_ylim()[1]
     if kill is not None:
-        axes[0].text(kill.at - began, top, " worker killed", va="bottom", ha="center", fontsize=8)
+        axes[0].text(kill.at - began, top, "worker killed ", va="bottom", ha="right", fontsize=8)
     if away is not None:
-        axes[0].text(away.at - began, top, "services away", va="bottom", fontsize=8)
+        axes[0].text(away.at - began, top, " services away", va="bottom", fontsize=8)
     job = record.job(FIRST)
     for event in record.events_of(job or "", STARTED, CHANGED):
         axes[2].axvline(event.time - began, color="grey", linewidth=0.5, alpha=0.6)

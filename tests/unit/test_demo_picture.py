@@ -71,15 +71,15 @@ def test_every_change_is_told_with_its_reason():
 def test_plain_screen_prints_each_thing_once():
     console = Console(file=io.StringIO(), width=100)
     picture = picture_of_good_run(until="tide.worker.group_started.v1")
-    picture.now = "the first scene"
+    picture.say(1_002.0, "== the second scene")
     with PlainScreen(console, began=1_000.0) as screen:
         screen.show(picture)
         screen.show(picture)
     lines = console.file.getvalue().splitlines()
     assert [line.split(maxsplit=1)[1] for line in lines] == [
-        "== the first scene",
         "nightly is granted 1 worker: room was free",
         "nightly trains with 1 worker",
+        "== the second scene",
     ]
 
 
