@@ -108,7 +108,8 @@ class ZygoteBed:
         for name in self.preload:
             command += ["--preload", name]
         with open(self.base / "zygote.log", "ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            clean = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=clean)
 
     def answers(self) -> bool:
         try:

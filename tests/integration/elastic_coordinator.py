@@ -230,8 +230,8 @@ class ElasticBed:
         script.write_text(SCRIPT)
         return cls(zygote, base, Coordinator(base / "checkpoints", **options), script)
 
-    def start(self, *names: str, seed: int = 3, **options: Any) -> None:
-        """Start workers of the job; ``options`` are the script's."""
+    def start(self, *names: str, seed: int = 3, interpreter: str | None = None, **options: Any) -> None:
+        """Start workers of the job; ``options`` are the script's. With ``interpreter`` they are not forked."""
         arguments = [text for key, value in options.items() for text in (f"--{key.replace('_', '-')}", str(value))]
         for name in names:
             environment = {
@@ -248,6 +248,7 @@ class ElasticBed:
                     "member": name,
                     "nonce": f"n-{name}",
                     "script": str(self.script),
+                    "interpreter": interpreter,
                     "args": arguments,
                     "environment": environment,
                     "working_directory": str(self.base),

@@ -135,7 +135,7 @@ class Chaos:
 
 
 def test_chaos(bed: ElasticBed) -> None:
-    seconds = float(os.environ.get("TIDE_CHAOS_SECONDS", "8"))
+    seconds = float(os.environ.get("TIDE_CHAOS_SECONDS", "6"))
     seed = int(os.environ.get("TIDE_CHAOS_SEED", "1"))
     chaos = Chaos(bed, seed)
     chaos.newcomer()

@@ -171,7 +171,7 @@ def test_sending_never_waits_for_one_who_does_not_read(
 
 def make_group(world: int = 2) -> Group:
     form = protocol.Form(generation=1, rank=0, world=world, store_host="", store_port=0, source=0, checkpoint="")
-    return Group(form, backend=prepare_backend(), store=None, process_group=None)
+    return Group(form, backend=prepare_backend(), store=None, process_group=None, side_group=None)
 
 
 def test_a_collective_that_hangs_after_the_cut_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

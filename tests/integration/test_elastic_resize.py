@@ -1,5 +1,6 @@
 """Live resizing on real processes: the result, the samples, and what members say."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,3 +135,15 @@ def test_nobody_is_left_behind_in_the_last_step(bed: ElasticBed, round_: int) ->
     bed.coordinator.offer(names, source=-1)
     bed.finish(*names)
     assert all("finished" in bed.kinds(name) for name in names)
+
+
+def test_workers_of_an_interpreter_of_their_own_are_elastic_too(bed: ElasticBed) -> None:
+    """As on machines with GPUs, where nothing may be imported before a fork. They end as any interpreter does."""
+    c = bed.coordinator
+    bed.start("b", "c", epochs=60, interpreter=sys.executable)
+    bed.start("a", epochs=60)
+    c.resize(["a"], source=-1)
+    c.resize(["a", "b"])
+    c.resize(["b", "c"], leavers=["a"])
+    bed.finish("a", "b", "c")
+    applied_once(bed.entries(), samples=97, steps_per_epoch=7, total_steps=420)

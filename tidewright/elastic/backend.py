@@ -2,12 +2,13 @@
 
 import importlib
 import os
-from typing import Any
+from typing import Any, Final
 
-from tidewright.elastic.devices import GLOO, NCCL, Backend, choose_backend
+from tidewright.elastic.devices import NCCL, Backend, choose_backend
 
 paddle: Any = importlib.import_module("paddle")
 core: Any = importlib.import_module("paddle.base.core")
+NCCL_GROUP_ID_FIRST: Final = 1 << 24
 
 
 def prepare_backend() -> Backend:
@@ -23,14 +24,22 @@ def prepare_backend() -> Backend:
     return backend
 
 
-def make_process_group(backend: Backend, store: Any, *, rank: int, world: int, generation: int) -> Any:
-    """Connect the members of a generation; blocks until all are there. Raises what Paddle raises."""
-    if backend.name == GLOO:
-        return core.ProcessGroupGloo.create(store, rank, world, generation)
+def make_gloo_group(store: Any, *, rank: int, world: int, generation: int) -> Any:
+    """Connect the members of a generation on the CPU; blocks until all are there. Raises what Paddle raises."""
+    return core.ProcessGroupGloo.create(store, rank, world, generation)
+
+
+def make_nccl_group(store: Any, *, rank: int, world: int, generation: int) -> Any:
+    """The same on GPUs. Its number is another than that of the gloo group beside it."""
     collective = importlib.import_module("paddle.distributed.collective")
     group = collective._new_process_group_impl(
-        NCCL, store, rank, world, f"tide-{generation}", None, group_id=generation
+        NCCL, store, rank, world, f"tide-{generation}", None, group_id=NCCL_GROUP_ID_FIRST + generation
     )
     # The communicator is made by the first collective: here, in the background, and not in a step.
     group.all_reduce(paddle.zeros([1]), core.ReduceOp.SUM, True).wait()
     return group
+
+
+def on_cpu(array: Any) -> Any:
+    """A tensor for gloo, whatever device the model is on."""
+    return paddle.to_tensor(array, place=paddle.CPUPlace())

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
+import numpy as np
+
 from tidewright import protocol
 from tidewright.elastic import sockets
-from tidewright.elastic.backend import core, make_process_group, paddle
-from tidewright.elastic.devices import GLOO, Backend
+from tidewright.elastic.backend import core, make_gloo_group, make_nccl_group, on_cpu
+from tidewright.elastic.devices import NCCL, Backend
 from tidewright.elastic.errors import GroupBroken
 
 STORE_SECONDS: Final = 60
@@ -24,15 +26,22 @@ _PADDLE_ERRORS: Final = (RuntimeError, ValueError, OSError)
 
 
 class Group:
-    """A connected group; with one member there is nothing to connect and collectives do nothing."""
+    """A connected group; with one member there is nothing to connect and collectives do nothing.
 
-    def __init__(self, form: protocol.Form, *, backend: Backend, store: Any, process_group: Any) -> None:
+    Gradients and state go through ``process_group``; what members only agree on goes through ``side_group``, which is
+    gloo's on any device: its sockets show that a peer is gone, and its collectives can be made to raise.
+    """
+
+    def __init__(
+        self, form: protocol.Form, *, backend: Backend, store: Any, process_group: Any, side_group: Any
+    ) -> None:
         self.generation = form.generation
         self.rank = form.rank
         self.world = form.world
         self.backend = backend
         self._store = store
         self._process_group = process_group
+        self._side_group = side_group
         self._descriptors: list[int] = []
         self._store_descriptors: list[int] = []
         self._watchdog: _Watchdog | None = None
@@ -54,16 +63,20 @@ class Group:
         """All-reduce in place. Raises GroupBroken."""
         self._run(lambda: self._process_group.all_reduce(tensor, core.ReduceOp.SUM, True))
 
-    def max(self, tensor: Any) -> None:
-        self._run(lambda: self._process_group.all_reduce(tensor, core.ReduceOp.MAX, True))
+    def max(self, value: int) -> int:
+        """The greatest of what the members say. Raises GroupBroken."""
+        if self.is_solo:
+            return value
+        tensor = on_cpu(np.array([value], np.int64))
+        self._run(lambda: self._side_group.all_reduce(tensor, core.ReduceOp.MAX, True))
+        return int(tensor.numpy()[0])
 
     def broadcast(self, tensor: Any, source: int) -> None:
         self._run(lambda: self._process_group.broadcast(tensor, source, True))
 
     def meet(self) -> None:
         """Return when all members are here, which proves that each has passed every earlier collective."""
-        if not self.is_solo:
-            self.sum(paddle.zeros([1]))
+        self.max(0)
 
     def _run(self, begin: Callable[[], Any]) -> None:
         if self.is_solo:
@@ -141,8 +154,7 @@ class Group:
         sockets.cut(self._store_descriptors)
         sockets.close_all([*self._descriptors, *self._store_descriptors])
         self._descriptors, self._store_descriptors = [], []
-        self._process_group = None
-        self._store = None
+        self._process_group, self._side_group, self._store = None, None, None
 
 
 class _Watchdog:
@@ -200,7 +212,7 @@ def form_group(form: protocol.Form, backend: Backend, *, on_store: Callable[[int
     ``on_store`` gets a duplicate of the store's socket: shutting it down cancels the forming. Raises GroupBroken.
     """
     if form.world == 1:
-        return Group(form, backend=backend, store=None, process_group=None)
+        return Group(form, backend=backend, store=None, process_group=None, side_group=None)
     if form.store_host.startswith("127."):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     before = sockets.socket_inodes()
@@ -214,11 +226,12 @@ def form_group(form: protocol.Form, backend: Backend, *, on_store: Callable[[int
             on_store(os.dup(descriptor))
         sockets.close_all(one.descriptor for one in connections if one.descriptor not in to_store)
         before = sockets.socket_inodes()
-        process_group = make_process_group(
-            backend, store, rank=form.rank, world=form.world, generation=form.generation
-        )
-        group = Group(form, backend=backend, store=store, process_group=process_group)
-        group.adopt_sockets(_own_sockets(store, form, before) if backend.name == GLOO else [], to_store=to_store)
+        place = {"rank": form.rank, "world": form.world, "generation": form.generation}
+        side_group = make_gloo_group(store, **place)
+        descriptors = _own_sockets(store, form, before)
+        process_group = make_nccl_group(store, **place) if backend.name == NCCL else side_group
+        group = Group(form, backend=backend, store=store, process_group=process_group, side_group=side_group)
+        group.adopt_sockets(descriptors, to_store=to_store)
     except (*_PADDLE_ERRORS, GroupBroken) as error:
         sockets.close_all(to_store)
         lines = str(error).strip().splitlines()

@@ -8,18 +8,14 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tidewright import protocol
 from tidewright.elastic.admission import address_of
-from tidewright.elastic.backend import paddle, prepare_backend
-from tidewright.elastic.checkpoint import found_in, parse_name
+from tidewright.elastic.backend import prepare_backend
 from tidewright.elastic.child import NOT_ADMITTED_EXIT
 from tidewright.elastic.control import Control, Speaker
 from tidewright.elastic.data import Batch, Plan, Prefetcher, make_plan, to_source, to_tensors
@@ -27,44 +23,18 @@ from tidewright.elastic.errors import ElasticError, GroupBroken
 from tidewright.elastic.gradients import check_loss, reduce_gradients
 from tidewright.elastic.keeper import Keeper
 from tidewright.elastic.ledger import Ledger
-from tidewright.elastic.offers import Formation, Offers
+from tidewright.elastic.offers import Offers, alone
+from tidewright.elastic.parts import Parts, Wishes
 from tidewright.elastic.samples import Sampler, Section, Stopwatch, Where
 from tidewright.elastic.standing import PHASES, Identity, Standing
+from tidewright.elastic.step import Step
 from tidewright.elastic.tracked import Tracked, clear_gradients
-from tidewright.elastic.trainer import Parts, Trainer, Wishes
+from tidewright.elastic.trainer import Trainer
 
 FLUSH_SECONDS: Final = 1.0
 COMPILING_STEPS: Final = 2
 """The first steps of a process take longer; they have a phase with a limit of their own."""
 CHECKPOINT_EVERY_STEPS: Final = 200
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One step of this worker.
-
-    ``ids``: the samples of this worker's part, as indices into the dataset. ``global_batch``: how many samples all
-    workers use in this step; divide the sum of the losses by it. ``data``: the parts of the dataset, as tensors; the
-    first is ``inputs``, the second ``labels``. Where the batch has fewer samples than there are workers, ``ids`` may
-    be empty: ``data`` then holds one sample that does not count, and ``apply`` knows.
-    """
-
-    index: int
-    epoch: int
-    is_epoch_end: bool
-    ids: NDArray[np.int64]
-    global_batch: int
-    data: tuple[Any, ...] = field(repr=False)
-
-    @property
-    def inputs(self) -> Any:
-        return self.data[0]
-
-    @property
-    def labels(self) -> Any:
-        if len(self.data) < 2:
-            raise ElasticError("step.labels: the dataset has one part only; use step.inputs or step.data")
-        return self.data[1]
 
 
 class Job:
@@ -322,7 +292,7 @@ class Job:
             every_steps = welcome.checkpoint_every_steps
             self._sampler.start()
         else:
-            offers.put(_alone(directory, self._backend))
+            offers.put(alone(directory, self._backend))
         self._keeper = Keeper(
             directory=directory,
             every_steps=every_steps,
@@ -407,22 +377,4 @@ class Job:
             self._control.flush(FLUSH_SECONDS)
 
 
-def _alone(directory: str, backend: Any) -> Formation:
-    """The group of a worker without a control plane: itself, going on from its own newest checkpoint."""
-    from tidewright.elastic.group import Group
-
-    found = found_in(Path(directory)) if directory else []
-    newest = parse_name(found[0].name) if found else None
-    form = protocol.Form(
-        generation=newest[0] + 1 if newest is not None else 1,
-        rank=0,
-        world=1,
-        store_host="",
-        store_port=0,
-        source=-1,
-        checkpoint=str(found[0]) if found else "",
-    )
-    return Formation(form=form, group=Group(form, backend=backend, store=None, process_group=None))
-
-
-__all__ = ["Job", "Step", "paddle"]
+__all__ = ["Job", "Step"]

@@ -9,53 +9,22 @@ after ``job.apply`` (a scheduler's step) is part of the state that others receiv
 4. Leavers wait in a collective of the old group: it breaks when the others let go, and completes when they come back.
 """
 
-import threading
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 from tidewright import protocol
 from tidewright.elastic.agreement import Agreement, Flags, bid
 from tidewright.elastic.errors import GroupBroken
 from tidewright.elastic.group import Group, die_as_lost
-from tidewright.elastic.keeper import Keeper
-from tidewright.elastic.ledger import Ledger, finite
-from tidewright.elastic.offers import Formation, Offers
-from tidewright.elastic.standing import Standing
-from tidewright.elastic.tracked import Tracked
+from tidewright.elastic.ledger import finite
+from tidewright.elastic.offers import Formation
+from tidewright.elastic.parts import Parts
 from tidewright.elastic.transfer import Position, elect, hand_over
 
 STARTED_AFTER_STEPS: Final = 2
 _SETTLED: Final = 1 << 30
-
-
-@dataclass(slots=True)
-class Wishes:
-    """What others ask of this member; set by the connection or a signal, read at boundaries."""
-
-    stop_reason: str | None = None
-
-    @property
-    def stop(self) -> bool:
-        return self.stop_reason is not None
-
-
-@dataclass(slots=True)
-class Parts:
-    """What a trainer works with."""
-
-    standing: Standing
-    offers: Offers
-    tracked: Tracked
-    ledger: Ledger
-    wishes: Wishes
-    changed: threading.Condition
-    say: Callable[[protocol.Message], None]
-    flush: Callable[[], None]
-    keeper: Keeper
-    plan: Mapping[str, Any]
 
 
 class Trainer:
@@ -76,6 +45,8 @@ class Trainer:
         self._pause_seconds = 0.0
         self._ready_generation = 0
         self._finished = False
+        self._is_leaving_or_done = False
+        """That a peer goes away means nothing then."""
 
     @property
     def step(self) -> int:
@@ -172,26 +143,32 @@ class Trainer:
 
     def _return_to(self, old: Group, *, failed: int) -> None:
         """The older generation goes on, from its most advanced member."""
-        parts = self._parts
         self.group = None
         old.watch(self._on_group_broken, self.on_hung)
         try:
-            if not old.is_solo:
-                own = bid(step=self.step, rank=old.rank, may_be_source=True, is_named=False)
-                with parts.standing.waiting_for_others():
-                    source = elect(old, own_bid=own)
-                    self._position = hand_over(
-                        old, source, tracked=parts.tracked, plan=parts.plan, position=self._position
-                    )
+            self._catch_up(old)
         except GroupBroken as error:
             old.drop_broken()
             self._hold(str(error))
             return
         self.group = old
         self._steps_in_group = _SETTLED
+        self._came_back(old, failed=failed)
+
+    def _catch_up(self, old: Group) -> None:
+        """All members of a group they come back to get the state of the most advanced. Raises GroupBroken."""
+        if old.is_solo:
+            return
+        parts = self._parts
+        own = bid(step=self.step, rank=old.rank, may_be_source=True, is_named=False)
+        with parts.standing.waiting_for_others():
+            source = elect(old, own_bid=own)
+            self._position = hand_over(old, source, tracked=parts.tracked, plan=parts.plan, position=self._position)
+
+    def _came_back(self, old: Group, *, failed: int) -> None:
         self._use(old)
-        parts.ledger.write("fell_back", **self._place(self.step), failed=failed)
-        parts.say(protocol.FellBack(generation=old.generation, failed=failed))
+        self._parts.ledger.write("fell_back", **self._place(self.step), failed=failed)
+        self._parts.say(protocol.FellBack(generation=old.generation, failed=failed))
 
     def _hold(self, reason: str) -> None:
         parts = self._parts
@@ -231,20 +208,15 @@ class Trainer:
         assert self.group is not None
         parts, old = self._parts, self.group
         parts.standing.enter_phase("finishing")
+        self._is_leaving_or_done = True
         if not old.is_solo:
             try:
-                own = bid(step=self.step, rank=old.rank, may_be_source=True, is_named=False)
-                with parts.standing.waiting_for_others():
-                    source = elect(old, own_bid=own)
-                    self._position = hand_over(
-                        old, source, tracked=parts.tracked, plan=parts.plan, position=self._position
-                    )
+                self._catch_up(old)
             except GroupBroken:
                 pass
             else:
-                self._use(old)
-                parts.ledger.write("fell_back", **self._place(self.step), failed=generation)
-                parts.say(protocol.FellBack(generation=old.generation, failed=generation))
+                self._is_leaving_or_done = False
+                self._came_back(old, failed=generation)
                 return
         self._end_as_leaver()
 
@@ -343,8 +315,10 @@ class Trainer:
         standing.forget(protocol.Started)
         standing.set(generation=group.generation, rank=group.rank, world=group.world, step=self.step, waiting=False)
 
-    def _on_group_broken(self, _: Group) -> None:
-        """The watchdog has cut the group in use; the collective under way, or the next one, raises."""
+    def _on_group_broken(self, group: Group) -> None:
+        """From the watchdog's thread. The group is cut: what is under way raises with gloo, and hangs with NCCL."""
+        if not group.backend.survives_a_lost_peer and group is self.group and not self._is_leaving_or_done:
+            die_as_lost(f"a peer in generation {group.generation} is gone; this process is to be replaced")
 
     def on_hung(self, group: Group) -> None:
         """From the watchdog's thread: a collective does not come back from a cut group, so this process is lost."""
@@ -387,9 +361,9 @@ class Trainer:
 
     def _see_all_through(self, group: Group) -> None:
         """Do not leave while a slower peer is still in the last all-reduce: it would lose it, and wait for ever."""
-        if group.backend.survives_a_lost_peer:
-            with suppress(GroupBroken), self._parts.standing.waiting_for_others():
-                group.meet()
+        self._is_leaving_or_done = True
+        with suppress(GroupBroken), self._parts.standing.waiting_for_others():
+            group.meet()
 
     def finish(self) -> None:
         """Training is complete: say so while this process lives, and keep the end for a restart. Once."""

@@ -31,9 +31,7 @@ class Position:
 
 def elect(group: Group, *, own_bid: int) -> int:
     """The rank of the source. Raises GroupBroken."""
-    value = paddle.to_tensor(np.array([own_bid], np.int64))
-    group.max(value)
-    return winner(int(value[0].item()))
+    return winner(group.max(own_bid))
 
 
 def hand_over(
