@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from services.launch.compose import ComposeService, read_compose
+from services.launch.members import end_members
 from services.launch.processes import ProcessId, end_processes
 
 _RESTART_SECONDS: Final = 0.1
@@ -171,12 +172,14 @@ class ProcessSet:
             self.stop()
 
     def stop(self) -> None:
-        """SIGTERM in the reverse order of the file, each with its grace."""
+        """SIGTERM in the reverse order of the file, each with its grace; workers end with their container."""
         for running in reversed(list(self._running.values())):
             process = ProcessId.of(running.child.pid)
             if process is not None:
                 end_processes([process], grace_seconds=running.program.stop_seconds)
             running.child.wait()
+        for volume in (self.root / "volumes").iterdir():
+            end_members(volume, grace_seconds=0.5)
 
     def _keep(self) -> None:
         while not self._stopping.wait(_LOOK_SECONDS):
