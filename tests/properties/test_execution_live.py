@@ -55,8 +55,10 @@ def misfortune(world: World) -> None:
         world.evict()
     elif draw < 0.25 and world.job.is_over and world.granted == 0:
         world.grant(rng.randint(1, 4))
-    elif draw < 0.28 and moving and moving[0].generation:
-        world.write_checkpoint(max(moving, key=lambda t: t.step))
+    elif draw < 0.28:
+        writers = [t for t in moving if t.generation and not t.waiting and t.steps_in >= 2]
+        if writers:
+            world.write_checkpoint(max(writers, key=lambda t: t.step))
     elif draw < 0.30 and moving:
         connected = rng.choice(moving)
         connected.connected = False
