@@ -474,6 +474,12 @@ def test_nothing_is_offered_while_a_member_of_the_group_has_no_connection() -> N
     assert not [effect for effect in decision.effects if isinstance(effect, OfferGeneration)]
 
 
+def test_leaver_that_has_not_come_back_since_a_restart_may_hold_the_last_step() -> None:
+    job = make_job(2, members=(make_member(0), make_member(1, ending=Ending.LEAVER)), roles=(make_grant(1),))
+    decision = look(job, make_seen(reports={name(0): make_report(waiting=True)}))
+    assert not [effect for effect in decision.effects if isinstance(effect, OfferGeneration)]
+
+
 def test_offer_number_is_above_what_any_member_knows() -> None:
     reports = {name(0): make_report(generation=0, step=0, formed=7)}
     job = make_job(1, generations=(), generation=3, group_started=False)

@@ -61,8 +61,8 @@ class Standing:
     """connected and without state that counts: newcomers"""
     starting: tuple[Member, ...]
     """held, and not yet connected for the first time"""
-    away: tuple[Member, ...]
-    """known before, at present without a connection"""
+    unheard: tuple[Member, ...]
+    """held, and without a connection at present: what they hold is not known"""
 
 
 def standing_of(job: Job, seen: Seen) -> Standing:
@@ -82,7 +82,7 @@ def standing_of(job: Job, seen: Seen) -> Standing:
         waiting=tuple(holders),
         ready=tuple(ready),
         starting=tuple(m for m in held if m.name not in reports and m.ending is None),
-        away=tuple(m for m in held if m.name in reports and not reports[m.name].connected),
+        unheard=tuple(m for m in held if m.name not in reports or not reports[m.name].connected),
     )
 
 
@@ -91,7 +91,7 @@ def plan_offer(job: Job, seen: Seen, *, gathered: bool) -> Plan:
     here = standing_of(job, seen)
     line = job.line
     touched = frozenset(name for generation in line for name in generation.members)
-    if any(member.name in touched for member in (*here.away, *here.starting)):
+    if any(member.name in touched for member in here.unheard):
         return Hold(reason="a member of the group has no connection")
     if here.stepping:
         plan = _change_running(job, seen, here, gathered=gathered)
