@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,6 +141,28 @@ async def test_restart_mode_starts_anew_at_the_new_size(bed: ExecutionBed, job: 
     assert len(set(endpoints.pop().split(","))) == 3
     await bed.evict(job, grace=5)
     await bed.event(GroupEnded, job)
+
+
+COLLECTIVE = """
+import paddle
+import paddle.distributed as dist
+dist.init_parallel_env()
+value = paddle.to_tensor([float(dist.get_rank() + 1)])
+dist.all_reduce(value)
+print("sum", value.item(), "of", dist.get_world_size(), flush=True)
+"""
+
+
+async def test_paddles_own_group_forms_from_what_execution_sets(bed: ExecutionBed, job: str) -> None:
+    """A script that knows nothing of Tidewright, as ``paddle.distributed.launch`` would start it."""
+    script = bed.state / "collective.py"
+    script.write_text(COLLECTIVE)
+    await bed.submit(job, script=str(script), interpreter=sys.executable)
+    await bed.grant(job, 2)
+    ended = await bed.event(GroupEnded, job, seconds=60)
+    assert ended.exit_code == 0, await bed.log_lines(job)
+    sums = [line["line"] for line in await bed.log_lines(job) if line["line"].startswith("sum")]
+    assert sums == ["sum 3.0 of 2", "sum 3.0 of 2"]
 
 
 async def test_killed_execution_adopts_what_runs(bed: ExecutionBed, job: str) -> None:
