@@ -40,6 +40,9 @@ def test_1_2_4_2_equals_an_undisturbed_run(bed: ElasticBed) -> None:
     bed.finish("c", "d")
     assert bed.kinds("c")[-1] == "left"
     assert c.peers["c"].said(protocol.Left)
+    left_at = bed.members["c"].ledger()[-1]["t"]
+    adopted_at = next(e["t"] for e in bed.entries() if e["k"] == "adopted" and e["generation"] == 4)
+    assert left_at - adopted_at < 1.5, "leavers exit when the new group has started, not when training ends"
     bed.finish("a", "b")
     assert [bed.members[name].worker_pid for name in "ab"] == pids
     entries = bed.entries()
