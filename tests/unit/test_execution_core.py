@@ -71,6 +71,7 @@ GONE = Process(recorded=True, pid=100, ended=True, gone=True)
         (0, None, ExitKind.DONE, Attribution.JOB),
         (3, None, ExitKind.FAILED, Attribution.JOB),
         (-11, None, ExitKind.CRASHED, Attribution.JOB),
+        (-10, None, ExitKind.CRASHED, Attribution.JOB),
         (-9, None, ExitKind.LOST, Attribution.PLATFORM),
         (-6, None, ExitKind.LOST, Attribution.PLATFORM),
         (None, None, ExitKind.LOST, Attribution.PLATFORM),
@@ -592,6 +593,16 @@ def test_whole_is_ended_with_grace_for_another_size() -> None:
     anew = look(first.job, make_seen(reports={}, processes=gone))
     assert [(m.index, m.incarnation) for m in anew.job.held()] == [(0, 2), (1, 2), (2, 1)]
     assert [event.epoch for event in anew.events if isinstance(event, RoomFreed)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("code", "whose"), [(-6, Attribution.JOB), (-10, Attribution.JOB), (-9, Attribution.PLATFORM)]
+)
+def test_whole_that_ends_itself_by_a_signal_has_failed_by_itself(code: int, whose: Attribution) -> None:
+    ended = {name(0): RUNS, name(1): replace(GONE, exit_code=code)}
+    verdict = look(whole(), make_seen(reports={}, processes=ended)).job.verdict
+    assert verdict is not None
+    assert verdict.attributed_to is whose
 
 
 def test_whole_succeeds_when_all_have_exited_with_0() -> None:

@@ -112,7 +112,7 @@ TOLD = (
     ),
     (
         RoomFreed(epoch=2, held=(RoleCount(role="worker", members=1),), capacity_revision=1),
-        "The room given up has been seen free; held now: 1 worker.",
+        "Nobody is left who has to go; held now: 1 worker.",
     ),
     (
         RoomOverdue(

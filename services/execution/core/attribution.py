@@ -17,15 +17,19 @@ SIGNAL_NAMES: Final = {
     7: "SIGBUS",
     8: "SIGFPE",
     9: "SIGKILL",
+    10: "SIGUSR1",
     11: "SIGSEGV",
+    12: "SIGUSR2",
     13: "SIGPIPE",
+    14: "SIGALRM",
     15: "SIGTERM",
     24: "SIGXCPU",
     25: "SIGXFSZ",
     31: "SIGSYS",
 }
-_CRASHES: Final = frozenset({4, 5, 7, 8, 11, 31})
-"""Signals that a program draws upon itself. SIGABRT is not among them: gloo aborts survivors of a lost peer."""
+_FROM_OUTSIDE: Final = frozenset({1, 2, 6, 9, 15})
+"""Signals by which others end a process; any other it draws upon itself. SIGABRT is here for the sake of gloo, which
+aborts survivors of a lost peer."""
 
 
 class ExitKind(StrEnum):
@@ -64,7 +68,7 @@ def attribute_exit(member: Member, exit_code: int | None) -> Exit:
     if exit_code > 0:
         return Exit(kind=ExitKind.FAILED, attributed_to=Attribution.JOB, reason=f"exited with {exit_code}")
     name = SIGNAL_NAMES.get(-exit_code, f"signal {-exit_code}")
-    if -exit_code in _CRASHES:
+    if -exit_code not in _FROM_OUTSIDE:
         return Exit(kind=ExitKind.CRASHED, attributed_to=Attribution.JOB, reason=f"crashed with {name}")
     return Exit(kind=ExitKind.LOST, attributed_to=Attribution.PLATFORM, reason=f"killed by {name}")
 

@@ -1,6 +1,7 @@
 """Decides for jobs that are started as a whole (restart and fixed mode): a resize ends all and begins anew."""
 
 from dataclasses import replace
+from signal import SIGABRT
 
 from schemas.events.worker import GroupChanged, GroupStarted
 from schemas.vocabulary import AttemptOutcome, GroupChangeCause
@@ -32,6 +33,8 @@ def note_whole_ends(turn: Turn) -> None:
                 fail_job(turn, member, judged)
             case ExitKind.LOST if member.ending is None and member.exit_code is None and not _was_admitted(member):
                 pass  # its start failed: the whole is begun again, and the start limit goes on
+            case ExitKind.LOST if member.ending is None and member.exit_code == -SIGABRT:
+                fail_job(turn, member, judged)  # it aborted itself: no gloo group of ours here
             case ExitKind.LOST:
                 fail_platform(turn, f"{member.role} {member.index} {judged.reason}")
     current = _current(turn.job)

@@ -141,7 +141,7 @@ def _tell_worker(data: WorkerData) -> Told:
                 workers=data.workers,
             )
         case RoomFreed():
-            text = f"The room given up has been seen free; held now: {_say_counts(data.held)}"
+            text = f"Nobody is left who has to go; held now: {_say_counts(data.held)}"
             return Told(summary=sentence(text), epoch=data.epoch)
         case RoomOverdue():
             text = (

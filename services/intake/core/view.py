@@ -1,5 +1,6 @@
 """How a job is shown: its view, why it waits, and the one sentence that answers "why is it as it is?"."""
 
+from dataclasses import replace
 from datetime import datetime
 
 from schemas.api.jobs import JobView, ProgressView, WaitingView, WorkersView
@@ -81,12 +82,16 @@ def running_workers(registers: Registers, *, phase: JobPhase) -> int:
 
 
 def progress_view(registers: Registers) -> ProgressView | None:
-    """From the last window; None before the first."""
-    window = registers.measured.window
+    """From the last window, and the step at which the attempt ended after it; None before the first window."""
+    window, group = registers.measured.window, registers.group
     if window is None or window.progress is None:
         return None
+    if group.ended and group.attempt == window.attempt and group.step is not None:
+        step = max(window.progress.step, group.step)
+        window = replace(window, progress=replace(window.progress, step=step))
     estimate = estimate_of(window)
     assert estimate is not None, "a window with progress has an estimate"
+    assert window.progress is not None
     ended = registers.grant.state is GrantState.CLOSED
     return ProgressView(
         step=window.progress.step,
