@@ -218,6 +218,13 @@ def test_sizes_and_progress_of_a_running_job():
     assert (done.outcome, done.exit_code, done.reason) == (Outcome.SUCCEEDED, 0, "the group says so")
 
 
+def test_the_step_at_the_end_counts_in_the_progress():
+    ended = told(SUBMITTED, granted(), group_started(), WINDOW, replace(group_ended(), step=200), closed())
+    assert job_view(RECORD, ended, now=NOW).progress.percent == 100
+    of_an_earlier_attempt = told(SUBMITTED, granted(), group_ended(), replace(WINDOW, attempt=2))
+    assert job_view(RECORD, of_an_earlier_attempt, now=NOW).progress.step == WINDOW.progress.step
+
+
 def test_progress_without_a_total():
     window = replace(WINDOW, progress=Progress(step=5, total_steps=None, remaining_seconds=None))
     assert estimate_of(window).percent is None
