@@ -1,5 +1,6 @@
 """Fixtures for every kind of test: state folders, and real Postgres where a test asks for it."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,12 @@ import pytest
 from shared.telemetry.logs import configure_logging
 from shared.testing.clock import FakeClock
 from shared.testing.postgres import DatabaseServer, FreshDatabase, database_server, temporary_state_directory
+
+
+def pytest_configure() -> None:
+    """Who starts the tests in the background of a shell leaves Ctrl-C ignored, here and in all that tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
