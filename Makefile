@@ -36,7 +36,7 @@ generate: setup  ## write JSON Schemas and docs/events.md from the event models
 	@$(BIN)/python -m schemas.generate
 
 test: setup  ## every test, on the servers that it starts itself
-	@$(BIN)/python -m pytest -q tests
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests
 
 format: setup  ## format the code and fix what can be fixed
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
