@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from schemas.events.capacity import CapacityObserved, NodeMembers
@@ -59,14 +60,19 @@ def measure(pending: int, nodes: int) -> str:
         for low in (1, 2, 4, 8, 16)
         for _ in range(20)
     ]
-    submits, _ = timed(lambda: [hear(book, JobId(f"j{n:07d}"), rng.choice(shapes)) for n in range(pending)])
+
+    def submit_all() -> None:
+        for number in range(pending):
+            hear(book, JobId(f"j{number:07d}"), rng.choice(shapes))
+
+    submits, _ = timed(submit_all)
     first, _ = timed(lambda: settle(book, now=0.0, rules=RULES))
     book.take_changes()
     turns = []
     for number in range(TURNS):
         report(book, nodes, number + 2)
         ended = rng.choice(running(book))
-        seconds, _ = timed(lambda ended=ended, number=number: end(book, ended, 0.05 * number))
+        seconds, _ = timed(partial(end, book, ended, 0.05 * number))
         book.take_changes()
         turns.append(seconds)
     cuts = statistics.quantiles(turns, n=20)
