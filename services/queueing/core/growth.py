@@ -59,18 +59,14 @@ def has_room_for_one(desk: Desk, workload: Workload) -> bool:
 
 
 def promises_before_growth(desk: Desk, workload: Workload) -> tuple[Promise, ...]:
-    """Growth yields to promises of its own class and higher ones, to those that came out of the job itself, and to
-    those of lower classes that somebody was shrunk or evicted for: a victim's room goes to its claimant.
+    """Growth yields to promises of its own class and higher ones, and to those of lower classes that somebody was
+    shrunk or evicted for, perhaps the job itself: a victim's room goes to its claimant.
     """
     return tuple(
         promise
         for promise in desk.promises_by_urgency()
         if promise.flavor == workload.flavor
-        and (
-            desk.workloads[promise.job_id].urgency >= workload.urgency
-            or workload.job_id in promise.origins
-            or promise.origins
-        )
+        and (desk.workloads[promise.job_id].urgency >= workload.urgency or promise.origins)
     )
 
 
