@@ -125,7 +125,7 @@ def test_leavers_count_for_no_more_than_they_turn_out_to_free(
     site = Site(DEFAULT_FLAVOR, Capacity(revision=1, nodes=report), names=(SLOT,))
     claim = Claim(job_id=job_id(1), role=WORKER_ROLE, size=slots(size), count=staying)
     members: Members = tuple(((s * MILLI,), n) for s, n in gang)
-    if place(site.room([claim]), members) is None:
+    if place(site.layout([claim]).room(), members) is None:
         return
     sizes = sorted((s for s, n in gang for _ in range(n)), reverse=True)
     stand = [i for i, s in enumerate(standing) for _ in range(s)]
@@ -151,5 +151,5 @@ def test_members_that_stand_on_one_node_leave_it() -> None:
     report = (make_node("n0", 4, members=((1, WORKER_ROLE, 3),)), make_node("n1", 1))
     assert report[0].members == (NodeMembers(job_id=job_id(1), role=WORKER_ROLE, members=3),)
     site = Site(DEFAULT_FLAVOR, Capacity(revision=1, nodes=report), names=(SLOT,))
-    room = site.room([Claim(job_id=job_id(1), role=WORKER_ROLE, size=slots(1), count=1)])
+    room = site.layout([Claim(job_id=job_id(1), role=WORKER_ROLE, size=slots(1), count=1)]).room()
     assert room.bins == {(3 * MILLI,): 1, (MILLI,): 1}

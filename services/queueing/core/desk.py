@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from schemas.events.allocation import Reason
-from schemas.vocabulary import FlavorName, JobId
+from schemas.vocabulary import FlavorName, JobId, PriorityClass
 from services.queueing.core import ledger
 from services.queueing.core.gang import members_at, minimum_of
 from services.queueing.core.ordering import is_ahead, urgency_order
-from services.queueing.core.placement import Claim, Members, Room, Site, place, reserve
+from services.queueing.core.placement import Claim, Layout, Members, Room, Site, place, reserve
 from services.queueing.core.values import (
     Capacity,
     Decision,
@@ -55,6 +55,7 @@ class Desk:
         self.candidates: Final[dict[tuple[FlavorName, int], Candidates]] = {}
         self.takings = 0
         """How often somebody was told to make room."""
+        self._layouts: Final[dict[tuple[FlavorName, bool], Layout]] = {}
         self._rooms: Final[dict[tuple[FlavorName, bool], Room]] = {}
 
     def meet(self, workload: Workload) -> None:
@@ -74,7 +75,18 @@ class Desk:
     def room_if(self, flavor: FlavorName, changed: Mapping[JobId, Workload], *, charged: bool = False) -> Room:
         """``room_coming`` (``charged``: ``room_now``) if these workloads stood as given."""
         workloads = (changed.get(job_id, workload) for job_id, workload in self.workloads.items())
-        return self.sites[flavor].room(c for w in workloads for c in self._claims(w, flavor, charged=charged))
+        claims = (c for w in workloads for c in self._claims(w, flavor, charged=charged))
+        return self.sites[flavor].layout(claims).room()
+
+    def finds_place(self, before: Workload, after: Workload, flavor: FlavorName) -> bool:
+        """Whether all members would find a place if ``before`` stood as ``after``, which holds more, does: now, and
+        once the leaving have left. The room that is left for others may differ, since all are packed anew.
+        """
+        return all(
+            self._with_more(before, after, flavor, charged=charged).room().homeless
+            <= self._room(flavor, charged=charged).homeless
+            for charged in (True, False)
+        )
 
     def beside_promises(self, room: Room, flavor: FlavorName, promises: tuple[Promise, ...]) -> Room:
         """``room`` less what is promised, in this order; a promise that is not covered takes what it can."""
@@ -110,7 +122,6 @@ class Desk:
 
     # -- decisions ------------------------------------------------------------------------------------------------
     def admit(self, workload: Workload, flavor: FlavorName, workers: int, reason: Reason) -> None:
-        """The new members are packed after all others: rooms that are known need not be made anew."""
         step = ledger.grant(
             workload,
             workers=workers,
@@ -120,10 +131,7 @@ class Desk:
             reason=reason,
         )
         self.promises.pop(workload.job_id, None)
-        members = self.vectors(workload.job_id, step.workload.granted, flavor)
-        rooms = {key: reserve(room, members) for key, room in self._rooms.items() if key[0] == flavor}
-        self._put(step.workload, reason)
-        self._rooms.update(rooms)
+        self._put_more(workload, step.workload, flavor, reason)
 
     def shrink(self, workload: Workload, workers: int, reason: Reason) -> None:
         """For others: it remembers the size that it had."""
@@ -133,20 +141,10 @@ class Desk:
         self._put(step.workload, reason)
 
     def grow(self, workload: Workload, reason: Reason) -> None:
-        """By one worker. The new one is packed after all others, as for ``admit``."""
+        """By one worker."""
         step = ledger.resize(workload, workers=workload.workers + 1, reason=reason, size_before=workload.size_before)
-        flavor = workload.flavor
-        assert flavor is not None
-        charged = zip(ledger.charge_of(step.workload), ledger.charge_of(workload), strict=True)
-        granted = zip(step.workload.granted, workload.granted, strict=True)
-        more = {True: tuple(a - b for a, b in charged), False: tuple(a - b for a, b in granted)}
-        rooms = {
-            key: reserve(room, self.vectors(workload.job_id, more[key[1]], flavor))
-            for key, room in self._rooms.items()
-            if key[0] == flavor
-        }
-        self._put(step.workload, reason)
-        self._rooms.update(rooms)
+        assert workload.flavor is not None
+        self._put_more(workload, step.workload, workload.flavor, reason)
 
     def evict(self, workload: Workload, reason: Reason) -> None:
         self.takings += 1
@@ -186,24 +184,58 @@ class Desk:
     def _put(self, workload: Workload, reason: Reason) -> None:
         self.workloads[workload.job_id] = workload
         self.reasons[workload.job_id] = reason
-        for key in [key for key in self._rooms if key[0] == workload.flavor]:
-            del self._rooms[key]
-        for known in [known for known in self.candidates if known[0] == workload.flavor]:
-            del self.candidates[known]
+        flavor = workload.flavor
+        assert flavor is not None
+        for charged in (True, False):
+            self._layouts.pop((flavor, charged), None)
+            self._rooms.pop((flavor, charged), None)
+        for urgency in range(len(PriorityClass)):
+            self.candidates.pop((flavor, urgency), None)
+
+    def _put_more(self, before: Workload, after: Workload, flavor: FlavorName, reason: Reason) -> None:
+        """As ``_put``, for a workload that only holds more: the layouts need not be made anew."""
+        layouts = {
+            (flavor, charged): self._with_more(before, after, flavor, charged=charged) for charged in (True, False)
+        }
+        self._put(after, reason)
+        self._layouts.update(layouts)
+
+    def _with_more(self, before: Workload, after: Workload, flavor: FlavorName, *, charged: bool) -> Layout:
+        """The layout if ``before`` stood as ``after``, which holds more. Cost: O(1), unless members leave."""
+        counts = [ledger.charge_of(w) if charged else w.granted for w in (before, after)]
+        is_fresh = self._is_fresh(after)
+        site = self.sites[flavor]
+        if is_fresh or all(
+            site.stands(after.job_id, r.name) <= n for r, n in zip(after.roles, counts[0], strict=True)
+        ):
+            more = tuple(b - a for a, b in zip(*counts, strict=True))
+            return self._layout(flavor, charged=charged).with_more(self.vectors(after.job_id, more, flavor))
+        workloads = (after if job_id == after.job_id else w for job_id, w in self.workloads.items())
+        return site.layout(c for w in workloads for c in self._claims(w, flavor, charged=charged))
+
+    def _layout(self, flavor: FlavorName, *, charged: bool) -> Layout:
+        key = (flavor, charged)
+        if key not in self._layouts:
+            claims = (c for w in self.workloads.values() for c in self._claims(w, flavor, charged=charged))
+            self._layouts[key] = self.sites[flavor].layout(claims)
+        return self._layouts[key]
 
     def _room(self, flavor: FlavorName, *, charged: bool) -> Room:
         key = (flavor, charged)
         if key not in self._rooms:
-            claims = (c for w in self.workloads.values() for c in self._claims(w, flavor, charged=charged))
-            self._rooms[key] = self.sites[flavor].room(claims)
+            self._rooms[key] = self._layout(flavor, charged=charged).room()
         return self._rooms[key]
 
+    def _is_fresh(self, workload: Workload) -> bool:
+        """True if the report knows nothing of its members yet: they were granted on it or after it."""
+        return workload.granted_at_revision >= self.capacity.revision
+
     def _claims(self, workload: Workload, flavor: FlavorName, *, charged: bool) -> tuple[Claim, ...]:
-        """What the workload takes there. The report knows nothing yet of members granted on it or after it."""
+        """What the workload takes there."""
         if workload.flavor != flavor:
             return ()
         counts = ledger.charge_of(workload) if charged else workload.granted
-        is_fresh = workload.granted_at_revision >= self.capacity.revision
+        is_fresh = self._is_fresh(workload)
         return tuple(
             Claim(job_id=workload.job_id, role=role.name, size=role.resources, count=count, is_fresh=is_fresh)
             for role, count in zip(workload.roles, counts, strict=True)

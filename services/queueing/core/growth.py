@@ -55,6 +55,8 @@ def has_room_for_one(desk: Desk, workload: Workload) -> bool:
     free = desk.beside_promises(desk.room_now(flavor), flavor, promises)
     if place(free, desk.vectors(workload.job_id, more, flavor)) is None:
         return False
+    if not desk.finds_place(workload, grown, flavor):
+        return False
     return not promises or desk.keeps_promises(flavor, promises, desk.room_if(flavor, {workload.job_id: grown}))
 
 

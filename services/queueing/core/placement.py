@@ -43,6 +43,31 @@ class Room:
 
     bins: Mapping[Vector, int]
     spare: Vector
+    homeless: int = 0
+    """Members that are counted and find no place: a node was lost, or others stand in the way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What stands where, and what is to be packed beside it: members of one size are packed as one lot."""
+
+    bins: Mapping[Vector, int]
+    fresh: Mapping[Vector, int]
+    spare: Vector
+
+    def with_more(self, members: Members) -> "Layout":
+        """With these to be packed as well."""
+        fresh, spare = dict(self.fresh), self.spare
+        for size, count in members:
+            fresh[size] = fresh.get(size, 0) + count
+            spare = _less(spare, size, count)
+        return Layout(bins=self.bins, fresh=fresh, spare=spare)
+
+    def room(self) -> Room:
+        """What is left once all are packed, the largest first. Cost: O(sizes x different amounts left)."""
+        bins = dict(self.bins)
+        homeless = sum(_pack(bins, size, self.fresh[size]) for size in sorted(self.fresh, reverse=True))
+        return Room(bins=bins, spare=self.spare, homeless=homeless)
 
 
 class Site:
@@ -73,8 +98,8 @@ class Site:
             self._vectors[size] = tuple(size[name] for name in self.names)
         return self._vectors[size]
 
-    def room(self, claims: Iterable[Claim]) -> Room:
-        """What is left beside ``claims``; their order does not matter. Cost: O(claims + nodes)."""
+    def layout(self, claims: Iterable[Claim]) -> Layout:
+        """Where ``claims`` stand; their order does not matter. Cost: O(claims + nodes)."""
         bins = list(self.open)
         spare = self.total
         fresh: dict[Vector, int] = {}
@@ -93,10 +118,11 @@ class Site:
                     bins[standing[0][0]] = _less(bins[standing[0][0]], size, missing)
                 else:
                     islands.extend([size] * -missing)
-        groups = _grouped((*bins, *islands))
-        for size in sorted(fresh, reverse=True):
-            _pack(groups, size, fresh[size])
-        return Room(bins=groups, spare=spare)
+        return Layout(bins=_grouped((*bins, *islands)), fresh=fresh, spare=spare)
+
+    def stands(self, job_id: JobId, role: str) -> int:
+        """Members of a role that the report names."""
+        return sum(count for _, count in self.standing.get((job_id, role), ()))
 
 
 def place(room: Room, members: Members) -> Room | None:

@@ -195,10 +195,10 @@ def can_start(desk: Desk, workload: Workload, flavor: FlavorName) -> bool:
     members = desk.vectors(workload.job_id, minimum_of(workload), flavor)
     if place(desk.beside_promises(desk.room_now(flavor), flavor, promises), members) is None:
         return False
-    if not promises:
-        return True
-    started = {workload.job_id: as_started(desk, workload, flavor)}
-    return desk.keeps_promises(flavor, promises, desk.room_if(flavor, started))
+    started = as_started(desk, workload, flavor)
+    if not desk.finds_place(workload, started, flavor):
+        return False
+    return not promises or desk.keeps_promises(flavor, promises, desk.room_if(flavor, {workload.job_id: started}))
 
 
 def is_covered(desk: Desk, workload: Workload, flavor: FlavorName) -> bool:
