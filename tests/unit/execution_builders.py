@@ -113,6 +113,7 @@ def make_report(**changes: Any) -> Report:
             "generation": 1,
             "step": 10,
             "phase": MemberPhase.STEPPING,
+            "phase_seconds": 500.0,
             **changes,
         }
     )

@@ -57,6 +57,8 @@ from services.execution.core.state import (
     MemberState,
 )
 from services.execution.core.turn import AnswerAdmission, AskToStop, Kill, OfferGeneration, StartMember, Terminate
+from services.execution.membership.words import apply_message
+from tidewright import protocol
 
 WHY = Reason(code=DecisionCode.ADMITTED_IDLE, detail="for a test")
 GONE = Process(recorded=True, pid=100, ended=True, gone=True)
@@ -403,6 +405,8 @@ def test_peers_wait_60_seconds_also_after_gloo_gave_up() -> None:
     assert killed(late) == [name(1)]
     patient = {**fresh, name(1): replace(fresh[name(1)], phase=MemberPhase.EVALUATING)}
     assert killed(look(early.job, make_seen(reports=patient), now=1032.0, since=dict(early.since))) == []
+    just_back = {**fresh, name(1): replace(fresh[name(1)], phase_seconds=0.1)}
+    assert killed(look(early.job, make_seen(reports=just_back), now=1032.0, since=dict(early.since))) == []
 
 
 def test_nobody_is_called_lost_before_execution_has_settled() -> None:
@@ -658,3 +662,12 @@ def test_environment_of_a_whole_is_that_of_paddles_launcher() -> None:
     assert found["PADDLE_TRAINER_ENDPOINTS"] == "127.0.0.1:7001,127.0.0.1:7002"
     assert (found["PADDLE_CURRENT_ENDPOINT"], found["PADDLE_MASTER"]) == ("127.0.0.1:7002", "127.0.0.1:7001")
     assert found["PADDLE_DISTRI_BACKEND"] == "gloo"
+
+
+def test_who_was_held_up_by_others_has_its_own_time_after_that() -> None:
+    """A peer is replaced after a minute: those that waited for it have not stood still themselves."""
+    mark = protocol.Mark(generation=1, step=10, phase="stepping", phase_seconds=70, sync_seconds=0, waiting=False)
+    waits = apply_message(make_report(), replace(mark, sync_seconds=61.0), now=1061.0)
+    freed = apply_message(waits, mark, now=1061.3)
+    assert freed.progressed_at == 1061.3
+    assert apply_message(freed, mark, now=1062.0).progressed_at == 1061.3

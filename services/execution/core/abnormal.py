@@ -82,9 +82,11 @@ def _over_limit(report: Report, *, in_group: bool, limits: Limits, now: float) -
 
 
 def _keeps_waiting(report: Report, *, limits: Limits, blocked_seconds: float) -> str | None:
-    if report.phase in _PATIENT or blocked_seconds < limits.sync_wait_seconds:
+    """Only what peers have waited since its phase allows no wait counts: a long evaluation before does not."""
+    waited = min(blocked_seconds, report.phase_seconds)
+    if report.phase in _PATIENT or waited < limits.sync_wait_seconds:
         return None
-    return f"its peers have waited {blocked_seconds:.0f} s for it while {report.phase.value}"
+    return f"its peers have waited {waited:.0f} s for it while {report.phase.value}"
 
 
 def _in_group(member: Member, running: Generation | None, report: Report) -> bool:

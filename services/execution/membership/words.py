@@ -30,14 +30,7 @@ def apply_message(report: Report, message: protocol.Message, *, now: float) -> R
     report = replace(report, heard_at=now)
     match message:
         case protocol.Mark():
-            return _moved(
-                replace(report, phase_seconds=message.phase_seconds, sync_seconds=message.sync_seconds),
-                now=now,
-                generation=message.generation,
-                step=message.step,
-                phase=message.phase,
-                waiting=message.waiting,
-            )
+            return _marked(report, message, now=now)
         case protocol.Formed():
             return replace(report, formed=message.generation)
         case protocol.FormFailed():
@@ -73,6 +66,20 @@ def is_news(message: protocol.Message, before: Report, after: Report) -> bool:
     if not isinstance(message, protocol.Mark):
         return True
     return (before.generation, before.waiting, before.phase) != (after.generation, after.waiting, after.phase)
+
+
+def _marked(report: Report, mark: protocol.Mark, *, now: float) -> Report:
+    """A member that waits, or did until now, was held up by others: its own time to get ahead begins after that."""
+    after = _moved(
+        replace(report, phase_seconds=mark.phase_seconds, sync_seconds=mark.sync_seconds),
+        now=now,
+        generation=mark.generation,
+        step=mark.step,
+        phase=mark.phase,
+        waiting=mark.waiting,
+    )
+    held_up = any(each.waiting or each.sync_seconds > 0 for each in (report, after))
+    return replace(after, progressed_at=now) if held_up else after
 
 
 def _moved(
