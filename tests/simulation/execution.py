@@ -48,6 +48,8 @@ class Member:
     stuck: bool = False
     written_off_at: int | None = None
     """Capacity revision from which on its room is not counted."""
+    is_replaced: bool = False
+    """It was not leaving when it was written off: another one stands for it within the same charge."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -161,6 +163,7 @@ class Execution:
 
     def write_off(self, member: Member) -> None:
         """It does not answer: its room is no longer counted, from the next revision on."""
+        member.is_replaced = not member.leaving
         member.leaving = True
         member.written_off_at = self.revision
         member.written_off_at = self.report()

@@ -322,7 +322,8 @@ class World:
         lurking = [
             m
             for m in self.execution.members
-            if m.written_off_at is not None and m.written_off_at > known and self._is_counted(m)
+            if m.written_off_at is not None and m.written_off_at > known
+            if not m.is_replaced and self._is_counted(m)
         ]
         extra = 0
         for job_id in {m.job_id for m in lurking}:

@@ -54,9 +54,12 @@ class Watched:
             return self._never_recorded()
         assert self._record is not None
         worker_over = self._is_over("worker")
+        tree_gone = (self.directory / "gone").exists()  # written after the status: look for it before
         exit_code, has_status = self._exit_status()
         ended = has_status or worker_over
-        if ended and self._is_gone(now, has_status=has_status, unseen_end_seconds=unseen_end_seconds):
+        if ended and (
+            tree_gone or self._is_unseen(now, has_status=has_status, unseen_end_seconds=unseen_end_seconds)
+        ):
             self.close()
             step, finished = read_ledger_end(self.directory / "ledger.jsonl")
             self._final = Process(
@@ -133,10 +136,8 @@ class Watched:
             return None, False
         return value["code"], True
 
-    def _is_gone(self, now: float, *, has_status: bool, unseen_end_seconds: float) -> bool:
-        """Nothing is left: the shim says so; or both are over, and who may still write the status had its time."""
-        if (self.directory / "gone").exists():
-            return True
+    def _is_unseen(self, now: float, *, has_status: bool, unseen_end_seconds: float) -> bool:
+        """Worker and shim are both over, and who may still write the status had its time."""
         if not (self._is_over("worker") and self._is_over("shim")):
             return False
         if self._unseen_since is None:

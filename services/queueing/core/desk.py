@@ -150,6 +150,15 @@ class Desk:
         self.takings += 1
         self._put(ledger.evict(workload, reason=reason, requeue=True).workload, reason)
 
+    def restore(self, before: Workload) -> None:
+        """Nothing is taken from it after all."""
+        self._put(before, self.reasons[before.job_id])
+        del self.reasons[before.job_id]
+        for promise in self.promises_by_urgency():
+            if before.job_id in promise.origins:
+                left = tuple(origin for origin in promise.origins if origin != before.job_id)
+                self.promises[promise.job_id] = replace(promise, origins=left)
+
     def is_admitted_here(self, workload: Workload) -> bool:
         """True for what this very plan has granted."""
         return self.before[workload.job_id].standing is Standing.WAITING
@@ -179,6 +188,9 @@ class Desk:
             return Evict(job_id=after.job_id, reason=reason)
         if after.workers == before.workers:
             return None
+        if after.workers < before.workers:
+            change = f"from {workers_text(before.workers)} to {after.workers}"
+            reason = replace(reason, detail=f"{change}: {reason.detail}")
         return Resize(job_id=after.job_id, workers=after.workers, reason=reason, size_before=after.size_before)
 
     def _put(self, workload: Workload, reason: Reason) -> None:

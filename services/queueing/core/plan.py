@@ -6,6 +6,7 @@
    ahead is granted; what will fit once the leaving have left is promised; else victims make room and it is promised.
    Then growth, which yields to the minimums above it.
 4. A promise that nothing covers any more is voided, and the pass begins again from the most urgent.
+5. Victims of one claimant that those of another made redundant are spared.
 """
 
 import heapq
@@ -30,6 +31,7 @@ from services.queueing.core.preemption import (
     plan_preemption,
     stands_after,
 )
+from services.queueing.core.sparing import spare_victims
 from services.queueing.core.values import NO_CAPACITY, Line, Plan, Promise, Standing, View, Workload, shape_of
 
 
@@ -59,6 +61,7 @@ def plan(view: View, now: float) -> Plan:
     while waiting is None:
         restarts -= 1
         waiting = run_pass(desk, classes, restarts=restarts)
+    spare_victims(desk)
     return Plan(
         decisions=desk.decisions(),
         promises=desk.promises_by_urgency(),
@@ -256,7 +259,7 @@ def _carry_out(desk: Desk, taking: Taking, claimant: Workload | None) -> None:
         desk.evict(victim, reasons.preemption(victim, claimant))
     for job_id, workers in taking.shrunk.items():
         victim = desk.workloads[job_id]
-        reason = reasons.shrinking(victim, workers, claimant)
+        reason = reasons.shrinking(victim, claimant)
         desk.shrink(victim, workers, reason)
 
 

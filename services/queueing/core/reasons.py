@@ -29,15 +29,12 @@ def preemption(victim: Workload, claimant: Workload | None) -> Reason:
     )
 
 
-def shrinking(victim: Workload, workers: int, claimant: Workload | None) -> Reason:
-    change = f"from {workers_text(victim.workers)} to {workers}"
+def shrinking(victim: Workload, claimant: Workload | None) -> Reason:
     if claimant is None:
-        return Reason(
-            code=DecisionCode.SHRANK_FOR_SHORTAGE, detail=f"{change}: the cluster holds less than was granted"
-        )
+        return Reason(code=DecisionCode.SHRANK_FOR_SHORTAGE, detail="the cluster holds less than was granted")
     return Reason(
         code=DecisionCode.SHRANK_FOR_CLAIMANT,
-        detail=f"{change} for {_claimant_text(victim, claimant)}; it grows back when there is room",
+        detail=f"makes room for {_claimant_text(victim, claimant)}; it grows back when there is room",
     )
 
 
