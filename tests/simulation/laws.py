@@ -272,11 +272,10 @@ def claims(w: Workload) -> bool:
 
 
 def promises_ahead(books: Books, w: Workload) -> list[Promise]:
-    return [
-        p
-        for p in books.promises.values()
-        if p.job_id != w.job_id and (urgency(books.workloads[p.job_id]) < urgency(w) or w.job_id in p.origins)
-    ]
+    """Those to more urgent claimants, those that came out of ``w``, and whatever is ahead of them."""
+    ends = [urgency(books.workloads[p.job_id]) for p in books.promises.values() if w.job_id in p.origins]
+    last = max([urgency(w), *ends])
+    return [p for p in books.promises.values() if p.job_id != w.job_id and urgency(books.workloads[p.job_id]) <= last]
 
 
 def p_size(books: Books, promise: Promise) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from services.queueing.core import book, cycle, desk, growth, ledger, plan, preemption, values, words
+from services.queueing.core import book, cycle, desk, growth, ledger, ordering, plan, preemption, values, words
 from services.queueing.core.placement import is_within
 from tests.simulation import scenes
 from tests.simulation.laws import LawBroken
@@ -106,7 +106,7 @@ def _ahead_by_urgency_alone(d: desk.Desk, workload: values.Workload, flavor: Any
     return tuple(
         p
         for p in d.promises_by_urgency()
-        if p.flavor == flavor and p.job_id != workload.job_id and desk.is_ahead(d.workloads[p.job_id], workload)
+        if p.flavor == flavor and p.job_id != workload.job_id and ordering.is_ahead(d.workloads[p.job_id], workload)
     )
 
 

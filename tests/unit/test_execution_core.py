@@ -399,7 +399,7 @@ def test_peers_wait_60_seconds_also_after_gloo_gave_up() -> None:
     assert killed(early) == []
     fresh = {
         name(0): make_report(waiting=True, heard_at=1032.0),
-        name(1): make_report(heard_at=1032.0, progressed_at=1031.0),
+        name(1): make_report(heard_at=1032.0, progressed_at=972.0),
     }
     late = look(early.job, make_seen(reports=fresh), now=1032.0, since=dict(early.since))
     assert killed(late) == [name(1)]
@@ -407,6 +407,8 @@ def test_peers_wait_60_seconds_also_after_gloo_gave_up() -> None:
     assert killed(look(early.job, make_seen(reports=patient), now=1032.0, since=dict(early.since))) == []
     just_back = {**fresh, name(1): replace(fresh[name(1)], phase_seconds=0.1)}
     assert killed(look(early.job, make_seen(reports=just_back), now=1032.0, since=dict(early.since))) == []
+    marked_first = {**fresh, name(1): replace(fresh[name(1)], progressed_at=1031.9)}
+    assert killed(look(early.job, make_seen(reports=marked_first), now=1032.0, since=dict(early.since))) == []
 
 
 def test_nobody_is_called_lost_before_execution_has_settled() -> None:

@@ -30,7 +30,7 @@ def abnormal_members(
             report, in_group=_in_group(member, job.running, report), limits=limits, now=now
         )
         if reason is None and member.name in waited_for:
-            reason = _keeps_waiting(report, limits=limits, blocked_seconds=blocked_seconds)
+            reason = _keeps_waiting(report, limits=limits, blocked_seconds=blocked_seconds, now=now)
         if reason is not None:
             found.append((member, reason))
     return tuple(found)
@@ -81,9 +81,12 @@ def _over_limit(report: Report, *, in_group: bool, limits: Limits, now: float) -
     return f"{report.phase.value} without progress for {still:.0f} s (limit {limit:.0f} s)"
 
 
-def _keeps_waiting(report: Report, *, limits: Limits, blocked_seconds: float) -> str | None:
-    """Only what peers have waited since its phase allows no wait counts: a long evaluation before does not."""
-    waited = min(blocked_seconds, report.phase_seconds)
+def _keeps_waiting(report: Report, *, limits: Limits, blocked_seconds: float, now: float) -> str | None:
+    """Only what peers have waited since its phase allows no wait counts: a long evaluation before does not.
+
+    Nor does a peer's mark that is a moment older than its own: who was held up until now has not been waited for.
+    """
+    waited = min(blocked_seconds, report.phase_seconds, now - report.progressed_at)
     if report.phase in _PATIENT or waited < limits.sync_wait_seconds:
         return None
     return f"its peers have waited {waited:.0f} s for it while {report.phase.value}"

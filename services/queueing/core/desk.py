@@ -12,7 +12,7 @@ from schemas.events.allocation import Reason
 from schemas.vocabulary import FlavorName, JobId, PriorityClass
 from services.queueing.core import ledger
 from services.queueing.core.gang import members_at, minimum_of
-from services.queueing.core.ordering import is_ahead, urgency_order
+from services.queueing.core.ordering import urgency_order
 from services.queueing.core.placement import Claim, Layout, Members, Room, Site, place, reserve
 from services.queueing.core.values import (
     Capacity,
@@ -260,14 +260,13 @@ _NEWEST: Final = 2**62
 
 
 def promises_ahead(desk: Desk, workload: Workload, flavor: FlavorName) -> tuple[Promise, ...]:
-    """Promises that come before ``workload``: those to more urgent claimants, and those that came out of it."""
-    return tuple(
-        promise
-        for promise in desk.promises_by_urgency()
-        if promise.flavor == flavor
-        and promise.job_id != workload.job_id
-        and (is_ahead(desk.workloads[promise.job_id], workload) or workload.job_id in promise.origins)
-    )
+    """Promises that come before ``workload``: those to more urgent claimants, those that came out of it, and those
+    ahead of these, or they would take the room in their stead.
+    """
+    others = [p for p in desk.promises_by_urgency() if p.flavor == flavor and p.job_id != workload.job_id]
+    made_for = [desk.workloads[p.job_id] for p in others if workload.job_id in p.origins]
+    last = max(urgency_order(w) for w in (workload, *made_for))
+    return tuple(p for p in others if urgency_order(desk.workloads[p.job_id]) <= last)
 
 
 def with_workers(workload: Workload, workers: int) -> Workload:
