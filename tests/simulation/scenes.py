@@ -80,6 +80,26 @@ def own_room_is_promised() -> None:
     scene.end()
 
 
+def claimant_is_overtaken() -> None:
+    """Room is made for one, and a more urgent one comes for it: it does not go back to the victim, which is of a
+    higher class by now than both.
+    """
+    scene = Scene(
+        (2,),
+        make_submitted(priority=HIGH),
+        make_submitted(priority=CRITICAL),
+        make_submitted(priority=CRITICAL, workers_min=1, workers_max=2, workers=2),
+    )
+    scene.submit(2)
+    scene.submit(1)
+    scene.change(1, priority=HIGH)
+    scene.decide()
+    scene.submit(0)
+    scene.leave(2)
+    scene.decide()
+    scene.end()
+
+
 def minimum_is_raised_while_waiting() -> None:
     """The claimant asks for more: its promise follows."""
     scene = Scene(

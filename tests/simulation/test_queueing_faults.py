@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from services.queueing.core import book, cycle, desk, growth, ledger, ordering, plan, preemption, values, words
+from services.queueing.core import book, cycle, desk, growth, ledger, plan, preemption, values, words
+from services.queueing.core.ordering import urgency_order
 from services.queueing.core.placement import is_within
 from tests.simulation import scenes
 from tests.simulation.laws import LawBroken
@@ -106,7 +107,9 @@ def _ahead_by_urgency_alone(d: desk.Desk, workload: values.Workload, flavor: Any
     return tuple(
         p
         for p in d.promises_by_urgency()
-        if p.flavor == flavor and p.job_id != workload.job_id and ordering.is_ahead(d.workloads[p.job_id], workload)
+        if p.flavor == flavor
+        and p.job_id != workload.job_id
+        and urgency_order(d.workloads[p.job_id]) < urgency_order(workload)
     )
 
 
@@ -213,7 +216,19 @@ def _grow_into_victims_room(patch: Patch) -> None:
     )
 
 
+def _forget_whose_room_it_was(patch: Patch) -> None:
+    patch.setattr(
+        desk.Desk, "void_promise", lambda self, workload: self.promises.pop(workload.job_id, None) is not None
+    )
+
+
 FAULTS = (
+    Fault(
+        rule="who overtakes a claimant takes over its victims",
+        plant=_forget_whose_room_it_was,
+        laws=("room goes to whom it was made for",),
+        scene=scenes.claimant_is_overtaken,
+    ),
     Fault(
         rule="charge is the larger of granted and held",
         plant=_put(ledger, "charge_of", lambda w: w.granted),

@@ -159,6 +159,20 @@ class Desk:
                 left = tuple(origin for origin in promise.origins if origin != before.job_id)
                 self.promises[promise.job_id] = replace(promise, origins=left)
 
+    def void_promise(self, workload: Workload) -> bool:
+        """Nothing covers it any more; False if there was none. Those ahead of it have taken the room that was made
+        for it, so they are now whom the victims gave it to.
+        """
+        voided = self.promises.pop(workload.job_id, None)
+        if voided is None:
+            return False
+        for promise in self.promises_by_urgency():
+            is_ahead = urgency_order(self.workloads[promise.job_id]) < urgency_order(workload)
+            if promise.flavor == voided.flavor and is_ahead:
+                origins = {*promise.origins, *voided.origins} - {promise.job_id}
+                self.promises[promise.job_id] = replace(promise, origins=tuple(sorted(origins)))
+        return True
+
     def is_admitted_here(self, workload: Workload) -> bool:
         """True for what this very plan has granted."""
         return self.before[workload.job_id].standing is Standing.WAITING

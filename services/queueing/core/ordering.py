@@ -9,11 +9,6 @@ def urgency_order(workload: Workload) -> tuple[int, JobId]:
     return (-workload.urgency, workload.job_id)
 
 
-def is_ahead(one: Workload, other: Workload) -> bool:
-    """True if ``one`` is more urgent than ``other``."""
-    return urgency_order(one) < urgency_order(other)
-
-
 def work_at_risk_seconds(workload: Workload, *, now: float) -> int:
     """What an eviction would lose: whole member-seconds since the newest checkpoint or the start of the group.
 

@@ -189,7 +189,7 @@ def consider(desk: Desk, workload: Workload) -> Fate:
         _carry_out(desk, taking, workload)
         _promise(desk, workload, flavor, taking)
         return Fate.PROMISED
-    return Fate.VOIDED if desk.promises.pop(workload.job_id, None) else Fate.WAITS
+    return Fate.VOIDED if desk.void_promise(workload) else Fate.WAITS
 
 
 def can_start(desk: Desk, workload: Workload, flavor: FlavorName) -> bool:
