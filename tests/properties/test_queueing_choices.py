@@ -153,3 +153,8 @@ def test_members_that_stand_on_one_node_leave_it() -> None:
     site = Site(DEFAULT_FLAVOR, Capacity(revision=1, nodes=report), names=(SLOT,))
     room = site.layout([Claim(job_id=job_id(1), role=WORKER_ROLE, size=slots(1), count=1)]).room()
     assert room.bins == {(3 * MILLI,): 1, (MILLI,): 1}
+
+
+def test_another_order_of_the_roles_is_tried() -> None:
+    """The largest first fills the smaller node; then the others do not fit."""
+    assert place(_room([5, 4]), (((3,), 1), ((2,), 3))) is not None

@@ -83,11 +83,10 @@ def on_proposed(workload: Workload, data: ScalingProposed) -> Step:
     request = workload.request
     wanted = min(max(data.workers, request.workers_min), request.workers_max)
     wishing = replace(workload, wanted=wanted, wanted_because=data.reason)
-    workers = max(wishing.floor, wanted)
-    if workers >= wishing.workers:
+    if wanted >= wishing.workers:
         return Step(workload=wishing)
     reason = to_reason(DecisionCode.SHRANK_PROPOSED, data.reason)
-    return ledger.resize(wishing, workers=workers, reason=reason)
+    return ledger.resize(wishing, workers=wanted, reason=reason)
 
 
 def on_group_started(workload: Workload, attempt: int, *, now: float) -> Step:
