@@ -113,6 +113,17 @@ def test_every_law_of_the_ledger_holds(book: Book) -> None:
 @given(books(slots_max=2))
 def test_laws_hold_for_members_of_different_sizes(book: Book) -> None:
     laws.check_commit(_settle(book))
+    assert book.capacity is not None
+    free, sizes = [], []
+    for node in book.capacity.nodes:
+        there = [(book.workloads[m.job_id], m) for m in node.members]
+        taken = sum(m.members * laws.size_of_role(w, m.role) for w, m in there if any(ledger.charge_of(w)))
+        free.append(laws.slots_of(node.allocatable) - taken)
+    for w in book.workloads.values():
+        if w.granted_at_revision >= book.capacity.revision:
+            for role, count in zip(w.roles, w.granted, strict=True):
+                sizes += [laws.slots_of(role.resources)] * count
+    assert laws.packs(free, sizes), "everybody who was granted something finds a place"
 
 
 @LAWFUL

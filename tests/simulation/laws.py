@@ -13,7 +13,7 @@ from schemas.events.allocation import (
     AllocationResized,
 )
 from schemas.registry import EventData
-from schemas.resources import MILLI, SLOT
+from schemas.resources import MILLI, SLOT, Resources
 from schemas.vocabulary import DecisionCode, JobId
 from services.queueing.core.values import Capacity, Promise, Rules, Standing, Workload
 
@@ -84,6 +84,7 @@ def check_commit(commit: Commit) -> None:
     check_victims(commit)
     if is_uniform(commit.after) and commit.after.capacity is not None:
         check_nothing_is_left_lying(commit)
+        check_nobody_is_overtaken(commit)
 
 
 def check_charges(commit: Commit) -> None:
@@ -139,7 +140,7 @@ def check_placement(commit: Commit) -> None:
         free = []
         for node in capacity.nodes:
             standing = sum(
-                m.members * _size_of_role(commit.after.workloads[m.job_id], m.role)
+                m.members * size_of_role(commit.after.workloads[m.job_id], m.role)
                 for m in node.members
                 if m.job_id in commit.after.workloads
                 and charge(commit.after.workloads[m.job_id])
@@ -152,7 +153,7 @@ def check_placement(commit: Commit) -> None:
             )
             free.append(node.allocatable[SLOT] // MILLI - standing + leaving)
         sizes = [role.resources[SLOT] // MILLI for role in data.roles for _ in range(role.members)]
-        if not _packs(free, sizes):
+        if not packs(free, sizes):
             raise LawBroken("placement, not sums", f"{job_id} needs {sizes}, nodes have {free}")
 
 
@@ -246,13 +247,32 @@ def check_nothing_is_left_lying(commit: Commit) -> None:
                 raise LawBroken("who is covered has a promise", f"{w.job_id} is covered")
         if _could_grow(w) and not _was_shrunk(commit, w):
             kept = sum(p_size(after, p) for p in after.promises.values() if _is_before_growth(after, p, w))
-            if after.slots - after.charged - kept >= _size_of_role(w, w.roles[0].name):
+            if after.slots - after.charged - kept >= size_of_role(w, w.roles[0].name):
                 raise LawBroken("work conservation", f"{w.job_id} could grow")
+
+
+def check_nobody_is_overtaken(commit: Commit) -> None:
+    """Nobody is admitted into room that a more urgent one waits for and would fit into, unless it made that room."""
+    after = commit.after
+    for job_id, data in commit.events:
+        taker = after.workloads.get(job_id)
+        if not isinstance(data, AllocationGranted) or _is_retry(commit, job_id) or taker is None:
+            continue
+        origins = [origin for p in commit.before.promises.values() for origin in p.origins]
+        for w in after.workloads.values():
+            if claims(w) and urgency(w) < urgency(taker) and w.job_id not in origins:
+                ahead = sum(p_size(after, p) for p in promises_ahead(after, w))
+                if after.slots - after.charged + charge(taker) - ahead >= need(w):
+                    raise LawBroken("nobody is overtaken", f"{job_id} has what {w.job_id} waits for")
 
 
 # -- the arithmetic -------------------------------------------------------------------------------------------
 def size(w: Workload, members: Sequence[int]) -> int:
     return sum(n * role.resources[SLOT] // MILLI for n, role in zip(members, w.roles, strict=True))
+
+
+def slots_of(resources: Resources) -> int:
+    return resources[SLOT] // MILLI
 
 
 def charge(w: Workload) -> int:
@@ -326,14 +346,12 @@ def is_uniform(books: Books) -> bool:
     return all(role.resources[SLOT] == MILLI for w in books.workloads.values() for role in w.roles)
 
 
-def _size_of_role(w: Workload, name: str) -> int:
+def size_of_role(w: Workload, name: str) -> int:
     return next(role.resources[SLOT] // MILLI for role in w.roles if role.name == name)
 
 
 def _standing_of(capacity: Capacity, w: Workload) -> int:
-    return sum(
-        m.members * _size_of_role(w, m.role) for n in capacity.nodes for m in n.members if m.job_id == w.job_id
-    )
+    return sum(m.members * size_of_role(w, m.role) for n in capacity.nodes for m in n.members if m.job_id == w.job_id)
 
 
 def _least(commit: Commit, w: Workload) -> int:
@@ -363,13 +381,13 @@ def _no_more(commit: Commit, job_id: JobId) -> bool:
     return after is None or charge(after) <= charge(commit.before.workloads[job_id])
 
 
-def _packs(free: Sequence[int], sizes: Iterable[int]) -> bool:
+def packs(free: Sequence[int], sizes: Iterable[int]) -> bool:
     """Whether all sizes find a place; tries everything. Small inputs only."""
     left = sorted(sizes, reverse=True)
     if not left:
         return True
     return any(
-        _packs([f - left[0] if i == j else f for j, f in enumerate(free)], left[1:])
+        packs([f - left[0] if i == j else f for j, f in enumerate(free)], left[1:])
         for i, f in enumerate(free)
         if f >= left[0] and f not in free[:i]
     )

@@ -196,3 +196,31 @@ def forget_whose_room_it_was(patch: Patch) -> None:
     patch.setattr(
         desk.Desk, "void_promise", lambda self, workload: self.promises.pop(workload.job_id, None) is not None
     )
+
+
+def leave_a_line_at_the_first_without_room(patch: Patch) -> None:
+    patch.setattr(
+        plan,
+        "next_in_line",
+        lambda d, line, place, fate: len(line) if fate is plan.Fate.WAITS else place + 1,
+    )
+
+
+def remember_every_failure(patch: Patch) -> None:
+    consider = plan.Considered.consider
+
+    def careless(self: plan.Considered, d: desk.Desk, workload: values.Workload) -> plan.Fate:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(plan, "_made_room", lambda d, w: False)
+            return consider(self, d, workload)
+
+    patch.setattr(plan.Considered, "consider", careless)
+
+
+def begin_with_the_least_urgent_class(patch: Patch) -> None:
+    lines = plan._lines_by_class
+    patch.setattr(plan, "_lines_by_class", lambda view: lines(view)[::-1])
+
+
+def evict_for_each_claimant_alone(patch: Patch) -> None:
+    patch.setattr(plan, "spare_victims", lambda d, urgency: None)

@@ -100,6 +100,64 @@ def claimant_is_overtaken() -> None:
     scene.end()
 
 
+def two_of_a_line_lose_their_promise() -> None:
+    """Both were promised what is leaving; then a more urgent one takes most of it."""
+    scene = Scene(
+        (6,),
+        make_submitted(priority=LOW, workers_min=2),
+        make_submitted(priority=LOW, workers_min=2),
+        make_submitted(priority=MEDIUM, workers_min=4),
+        make_submitted(priority=MEDIUM, workers_min=2),
+        make_submitted(priority=MEDIUM, workers_min=3),
+    )
+    scene.submit(2)
+    scene.submit(3)
+    scene.change(2, held=True)
+    scene.decide()
+    scene.submit(0)
+    scene.submit(1)
+    scene.submit(4)
+    scene.obey()
+    scene.leave(2)
+    scene.decide()
+    scene.end()
+
+
+def two_claimants_come_at_once() -> None:
+    """The victim of the second does for both."""
+    scene = Scene(
+        (4,),
+        make_submitted(workers_min=2, workers_max=3, workers=3),
+        make_submitted(),
+        make_submitted(priority=HIGH, workers_min=2),
+        make_submitted(priority=HIGH),
+    )
+    scene.submit(0)
+    scene.submit(1)
+    scene.world.submit(job_id(2))
+    scene.submit(3)
+    scene.end()
+
+
+def equal_stands_behind_a_victim() -> None:
+    """The first of a line waits for what was taken from itself; an equal behind it need not."""
+    scene = Scene(
+        (4,),
+        make_submitted(priority=LOW, workers_min=2),
+        make_submitted(priority=HIGH, workers_min=3),
+        make_submitted(priority=CRITICAL, workers_min=2),
+        make_submitted(priority=LOW, workers_min=2),
+    )
+    scene.submit(0)
+    scene.submit(3)
+    scene.submit(1)
+    scene.change(0, priority=CRITICAL)
+    scene.world.submit(job_id(2))
+    scene.leave(0)
+    scene.decide()
+    scene.end()
+
+
 def minimum_is_raised_while_waiting() -> None:
     """The claimant asks for more: its promise follows."""
     scene = Scene(

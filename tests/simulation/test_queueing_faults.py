@@ -36,6 +36,35 @@ class Fault:
 
 FAULTS = (
     Fault(
+        rule="classes are strict, the most urgent first",
+        plant=plants.begin_with_the_least_urgent_class,
+        laws=("nobody is overtaken", "work conservation"),
+    ),
+    Fault(
+        rule="victims that another claimant made redundant are spared",
+        plant=plants.evict_for_each_claimant_alone,
+        laws=("no redundant victim",),
+        scene=scenes.two_claimants_come_at_once,
+    ),
+    Fault(
+        rule="a promise behind one that gets nothing is looked at again",
+        plant=plants.leave_a_line_at_the_first_without_room,
+        laws=("promises are covered",),
+        scene=scenes.two_of_a_line_lose_their_promise,
+    ),
+    Fault(
+        rule="who waits for its own room holds up none of its line",
+        plant=plants.leave_a_line_at_the_first_without_room,
+        laws=("work conservation",),
+        scene=scenes.equal_stands_behind_a_victim,
+    ),
+    Fault(
+        rule="what fails for its own room fails for nobody else",
+        plant=plants.remember_every_failure,
+        laws=("work conservation",),
+        scene=scenes.equal_stands_behind_a_victim,
+    ),
+    Fault(
         rule="who overtakes a claimant takes over its victims",
         plant=plants.forget_whose_room_it_was,
         laws=("room goes to whom it was made for",),

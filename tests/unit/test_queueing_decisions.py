@@ -24,7 +24,7 @@ from schemas.vocabulary import (
     WaitCode,
 )
 from services.queueing.core.values import Rules, Standing
-from tests.simulation.builders import job_id, make_capacity, make_node, make_submitted
+from tests.simulation.builders import job_id, make_capacity, make_node, make_submitted, make_workload
 from tests.unit.queueing_turns import Turns, failed_by_itself
 
 LOW, MEDIUM, HIGH, CRITICAL = (
@@ -80,6 +80,16 @@ def test_room_that_others_needed_is_given_back_without_a_new_proposal() -> None:
     turns.hear(0, make_capacity(9, revision=2), key=JobId(CLUSTER_KEY))
     assert (turns.last(1).workers_to, turns.last(1).reason.code) == (6, DecisionCode.GAVE_BACK)
     assert turns.job(1).wanted == 8
+
+
+def test_what_is_given_back_ends_at_the_new_maximum() -> None:
+    turns = Turns(make_node("n0", 4))
+    turns.submit(1, priority=LOW, workers_min=1, workers_max=4, workers=4)
+    turns.submit(2, priority=HIGH, workers_min=3)
+    turns.hear(1, JobChanged(request=replace(turns.job(1).request, version=2, workers_max=3), by=DEFAULT_USER))
+    turns.freed(1)
+    turns.hear(0, make_capacity(9, revision=2), key=JobId(CLUSTER_KEY))
+    assert (turns.last(1).workers_to, turns.last(1).reason.code) == (3, DecisionCode.GAVE_BACK)
 
 
 def test_a_resize_that_is_not_answered_keeps_its_charge_and_the_claimant_waits() -> None:
@@ -145,6 +155,18 @@ def test_nobody_is_preempted_before_the_minimum_run_time() -> None:
     turns.now = 60.0
     turns.hear(0)
     assert isinstance(turns.last(1), AllocationEvicted)
+
+
+def test_a_victim_that_the_next_claimant_makes_redundant_is_spared() -> None:
+    """The first takes job 2 and a worker of job 1; the second needs all of job 1, and that does for both."""
+    turns = Turns(make_node("n0", 4))
+    turns.submit(1, workers_min=2, workers_max=3, workers=3)
+    turns.submit(2)
+    turns.book.put(make_workload(3, make_submitted(priority=HIGH, workers_min=2)))
+    turns.submit(4, priority=HIGH)
+    assert turns.job(1).standing is Standing.DRAINING
+    assert turns.job(2).standing is Standing.RUNNING
+    assert [turns.book.promises[job_id(n)].origins for n in (3, 4)] == [(job_id(1),), (job_id(1),)]
 
 
 def test_equals_are_shrunk_but_never_preempted() -> None:

@@ -21,6 +21,7 @@ from schemas.vocabulary import (
     TenantName,
     WaitCode,
 )
+from services.queueing.core.book import Book
 from services.queueing.core.cycle import next_pause_seconds
 from services.queueing.core.observing import observe_queues
 from services.queueing.core.values import Rules
@@ -129,6 +130,22 @@ def test_a_change_of_capacity_ends_every_pause() -> None:
     assert turns.job(1).back_off_seconds == 9.0, "members that come and go are no change of capacity"
     turns.hear(0, make_capacity(2, revision=3), key=JobId(CLUSTER_KEY))
     assert turns.job(1).back_off_seconds == 0.0
+
+
+def test_an_older_report_changes_nothing() -> None:
+    turns = Turns()
+    turns.hear(0, make_capacity(4, revision=2), key=JobId(CLUSTER_KEY))
+    turns.hear(0, make_capacity(9, revision=1), key=JobId(CLUSTER_KEY))
+    turns.submit(1, workers_min=5)
+    assert turns.waiting(1).code is WaitCode.NEVER_FITS
+
+
+def test_after_a_restart_a_pause_begins_anew() -> None:
+    turns = Turns(make_node("n0", 1))
+    turns.submit(1)
+    paused = replace(turns.job(1), back_off_seconds=9.0, back_off_until=3.0)
+    restored = Book.restored(workloads=[paused], promises=(), capacity=None, parked=(), now=100.0)
+    assert next_pause_seconds(restored, now=101.0) == 8.0
 
 
 # -- queues -------------------------------------------------------------------------------------------------------

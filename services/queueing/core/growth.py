@@ -34,14 +34,12 @@ def grow_class(desk: Desk, urgency: int) -> None:
 
 
 def may_grow(desk: Desk, workload: Workload) -> bool:
-    """Running, resizable (or admitted just now), below what it wants, not backing off, not shrunk in this plan."""
-    before = desk.before[workload.job_id]
+    """Running, resizable (or admitted just now), below what it wants, not backing off."""
     return (
         workload.standing is Standing.RUNNING
         and (workload.is_resizable or desk.is_admitted_here(workload))
         and workload.back_off_seconds == 0
         and workload.workers < wanted_workers(workload)
-        and (desk.is_admitted_here(workload) or workload.workers >= before.workers)
     )
 
 

@@ -64,10 +64,20 @@ class Layout:
         return Layout(bins=self.bins, fresh=fresh, spare=spare)
 
     def room(self) -> Room:
-        """What is left once all are packed, the largest first. Cost: O(sizes x different amounts left)."""
-        bins = dict(self.bins)
-        homeless = sum(_pack(bins, size, self.fresh[size]) for size in sorted(self.fresh, reverse=True))
-        return Room(bins=bins, spare=self.spare, homeless=homeless)
+        """What is left once all are packed, in the order that leaves the fewest without a place.
+
+        Cost: O(sizes x different amounts left), once for each order that is tried.
+        """
+        best: Room | None = None
+        for order in _packing_orders(tuple(self.fresh.items())):
+            bins = dict(self.bins)
+            homeless = sum(_pack(bins, size, count) for size, count in order)
+            if best is None or homeless < best.homeless:
+                best = Room(bins=bins, spare=self.spare, homeless=homeless)
+            if best.homeless == 0:
+                break
+        assert best is not None, "there is at least one order, if of nothing"
+        return best
 
 
 class Site:

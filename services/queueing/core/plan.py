@@ -4,9 +4,9 @@
 2. If more is granted than there is (a node died), the least urgent give it back.
 3. Class by class, from the most urgent: first minimums, in order of urgency. What fits beside everything promised
    ahead is granted; what will fit once the leaving have left is promised; else victims make room and it is promised.
-   Then growth, which yields to the minimums above it.
+   Victims of one claimant that those of another made redundant are spared. Then growth, which yields to the minimums
+   above it.
 4. A promise that nothing covers any more is voided, and the pass begins again from the most urgent.
-5. Victims of one claimant that those of another made redundant are spared.
 """
 
 import heapq
@@ -61,7 +61,6 @@ def plan(view: View, now: float) -> Plan:
     while waiting is None:
         restarts -= 1
         waiting = run_pass(desk, classes, restarts=restarts)
-    spare_victims(desk)
     return Plan(
         decisions=desk.decisions(),
         promises=desk.promises_by_urgency(),
@@ -124,6 +123,7 @@ def run_pass(desk: Desk, classes: Sequence[tuple[int, Sequence[Line]]], *, resta
             following = next_in_line(desk, line, place_in_line, fate)
             if following < len(line):
                 heapq.heappush(heap, (urgency_order(line[following]), index, following))
+        spare_victims(desk, urgency)
         grow_class(desk, urgency)
     return waiting
 
