@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from schemas.events.allocation import (
     AllocationEvicted,
 )
@@ -12,6 +14,7 @@ from schemas.events.worker import Checkpointed
 from schemas.resources import CPU, MEMORY, SLOT, Resources
 from schemas.vocabulary import (
     CLUSTER_KEY,
+    DEFAULT_FLAVOR,
     DEFAULT_USER,
     WORKER_ROLE,
     DecisionCode,
@@ -23,6 +26,7 @@ from schemas.vocabulary import (
     TenantName,
     WaitCode,
 )
+from services.queueing.core.desk import Desk
 from services.queueing.core.values import Rules, Standing
 from tests.simulation.builders import job_id, make_capacity, make_node, make_submitted, make_workload
 from tests.unit.queueing_turns import Turns, failed_by_itself
@@ -84,9 +88,10 @@ def test_room_that_others_needed_is_given_back_without_a_new_proposal() -> None:
 
 def test_what_is_given_back_ends_at_the_new_maximum() -> None:
     turns = Turns(make_node("n0", 4))
-    turns.submit(1, priority=LOW, workers_min=1, workers_max=4, workers=4)
-    turns.submit(2, priority=HIGH, workers_min=3)
-    turns.hear(1, JobChanged(request=replace(turns.job(1).request, version=2, workers_max=3), by=DEFAULT_USER))
+    turns.submit(1, priority=LOW, workers_min=2, workers_max=4, workers=4)
+    turns.submit(2, priority=HIGH, workers_min=2)
+    limits = replace(turns.job(1).request, version=2, workers_min=1, workers_max=3)
+    turns.hear(1, JobChanged(request=limits, by=DEFAULT_USER))
     turns.freed(1)
     turns.hear(0, make_capacity(9, revision=2), key=JobId(CLUSTER_KEY))
     assert (turns.last(1).workers_to, turns.last(1).reason.code) == (3, DecisionCode.GAVE_BACK)
@@ -211,6 +216,22 @@ def test_members_of_a_run_that_is_over_stand_in_nobodys_way() -> None:
     turns.hear(1, failed_by_itself(attempt=1))
     assert turns.job(1).attempt == 2
     assert turns.job(2).standing is Standing.RUNNING
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_nothing_is_granted_that_the_next_plan_could_not_place(grows: bool) -> None:
+    """One more of three slots fits beside the others as they are packed now, but not if all are packed anew."""
+    turns = Turns(*(make_node(f"n{index}", count) for index, count in enumerate((5, 4, 4, 4))))
+    turns.submit(1)
+    turns.submit(2, workers_min=2, workers_max=3, slots_each=3)
+    turns.submit(3, workers_min=3, slots_each=2)
+    if grows:
+        turns.hear(2, JobChanged(request=replace(turns.job(2).request, version=2, workers=3), by=DEFAULT_USER))
+    else:
+        turns.submit(4, slots_each=3)
+    assert turns.book.capacity is not None
+    desk = Desk(turns.book.view(turns.rules), turns.book.capacity, now=0.0)
+    assert desk.room_now(DEFAULT_FLAVOR).homeless == 0
 
 
 # -- flavors ------------------------------------------------------------------------------------------------------
