@@ -50,19 +50,23 @@ _ARRAY_TYPES: Final[tuple[type[TypeEngine[Any]], ...]] = (BigInteger, Boolean, D
 
 
 async def load_book(tx: Transaction, *, now: float) -> Book:
-    """Everything open. ``now``: seconds of this process's monotonic clock."""
+    """Everything open. ``now``: seconds of this process's monotonic clock. Cost: about 30 us of CPU a job."""
     charged = _by_job(await _rows(tx, select(charges)))
     reasons = {row["job_id"]: row for row in await _rows(tx, select(waiting))}
-    return Book.restored(
-        workloads=(
-            to_workload(row, charged.get(row["job_id"], ()), reasons.get(row["job_id"]))
-            for row in await _rows(tx, _LOAD_WORKLOADS)
-        ),
+    book = Book.restored(
+        workloads=(),
         promises=(to_promise(row) for row in await _rows(tx, select(promises))),
         capacity=await _load_capacity(tx),
         parked=(to_parked(row) for row in await _rows(tx, select(parked))),
         now=now,
     )
+    after = ""
+    while page := await _rows(tx, _LOAD_WORKLOADS, {"after": after}):
+        book.restore(
+            (to_workload(row, charged.get(row["job_id"], ()), reasons.get(row["job_id"])) for row in page), now=now
+        )
+        after = page[-1]["job_id"]
+    return book
 
 
 async def load_closed(tx: Transaction, job_ids: Sequence[JobId]) -> frozenset[JobId]:
@@ -110,8 +114,10 @@ async def _load_capacity(tx: Transaction) -> Capacity | None:
     return to_capacity(rows[0]) if rows else None
 
 
-async def _rows(tx: Transaction, statement: Select[Any]) -> Sequence[Row]:
-    return typing.cast("Sequence[Row]", (await tx.execute(statement)).mappings().all())
+async def _rows(
+    tx: Transaction, statement: Select[Any], parameters: Mapping[str, Any] | None = None
+) -> Sequence[Row]:
+    return typing.cast("Sequence[Row]", (await tx.execute(statement, parameters)).mappings().all())
 
 
 async def _upsert(tx: Transaction, statement: Insert, table: Table, rows: Iterable[Row]) -> None:
@@ -172,7 +178,14 @@ def _upsert_statement(table: Table) -> Insert:
 
 
 _JSON: Final = frozenset(c.name for c in workloads.columns if isinstance(c.type, JSONB))
-_LOAD_WORKLOADS: Final = select(*[cast(c, Text).label(c.name) if c.name in _JSON else c for c in workloads.columns])
+_PAGE_ROWS: Final = 2_000
+_LOAD_WORKLOADS: Final = (
+    select(*[cast(c, Text).label(c.name) if c.name in _JSON else c for c in workloads.columns])
+    .where(workloads.c.job_id > bindparam("after", type_=Text()))
+    .order_by(workloads.c.job_id)
+    .limit(_PAGE_ROWS)
+)
+"""A page at a time: between two pages others get their turn, the renewal of the lease above all."""
 _LOAD_CAPACITY: Final = select(capacity.c.revision, cast(capacity.c.report, Text).label("report"))
 _SAVE_WORKLOADS: Final = _upsert_statement(workloads)
 _SAVE_CHARGES: Final = _upsert_statement(charges)

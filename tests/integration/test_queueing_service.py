@@ -33,15 +33,17 @@ from schemas.vocabulary import (
     Topic,
     WaitCode,
 )
+from services.queueing.core.book import Changes
 from services.queueing.handlers import QueueingHandler
 from services.queueing.settings import QueueingSettings
+from services.queueing.store import load_book, save_changes
 from services.queueing.wiring import build
 from shared.errors import Unavailable
 from shared.runtime.service import Transaction
 from shared.testing.clock import FakeClock
 from shared.testing.harness import ServiceHarness, harness, publish, read_data, read_rows
 from shared.testing.postgres import FreshDatabase
-from tests.simulation.builders import job_id, make_capacity, make_submitted
+from tests.simulation.builders import job_id, make_capacity, make_submitted, make_workload
 
 CONSUMES = frozenset({Topic.JOB, Topic.WORKER, Topic.SCALING, Topic.CAPACITY})
 SETTINGS = QueueingSettings(explain_seconds=0.0)
@@ -273,3 +275,15 @@ async def test_wiring_gives_the_runtime_what_it_needs(bed: Bed) -> None:
         parts = build(queueing.context)
     assert parts.consumes == CONSUMES
     assert {"/livez", "/readyz", "/metrics"} <= {getattr(route, "path", "") for route in parts.app.routes}
+
+
+async def test_a_restart_loads_thousands_of_jobs_page_by_page(bed: Bed) -> None:
+    count = 4_500
+    waiting = tuple(make_workload(number, make_submitted(workers_min=2)) for number in range(count))
+    async with bed.running() as queueing:
+        async with queueing.equipment.lease.transaction() as tx:
+            await save_changes(tx, Changes(workloads=waiting), now=bed.clock.now())
+        async with queueing.equipment.lease.transaction() as tx:
+            book = await load_book(tx, now=0.0)
+    assert tuple(book.workloads.values()) == waiting
+    assert [len(line) for _, line in book.lines()] == [count]

@@ -78,15 +78,19 @@ class Book:
     ) -> "Book":
         """From saved rows. Durations that were running start anew, as seconds of this process's clock."""
         book = cls()
-        for workload in workloads:
-            book.put(_with_clocks(workload, now))
         book.promises = {promise.job_id: promise for promise in promises}
         book.capacity = capacity
         book.parked = sorted(parked, key=lambda p: p.ordinal)
         book._ordinals = max((p.ordinal for p in book.parked), default=0)
-        book.orders = max((w.order for w in book.workloads.values()), default=0)
-        book.take_changes()
+        book.restore(workloads, now=now)
         return book
+
+    def restore(self, workloads: Iterable[Workload], *, now: float) -> None:
+        """Add saved workloads: to be called before anything is changed."""
+        for workload in workloads:
+            self.put(_with_clocks(workload, now))
+            self.orders = max(self.orders, workload.order)
+        self._changed.clear()
 
     def put(self, workload: Workload) -> None:
         """Add or replace; a closed workload leaves the memory."""
@@ -233,6 +237,8 @@ def _is_pending(workload: Workload) -> bool:
 
 def _with_clocks(workload: Workload, now: float) -> Workload:
     has_started = workload.standing is Standing.RUNNING and workload.started_attempt == workload.attempt
+    if workload.back_off_seconds == 0 and not has_started:
+        return workload
     return replace(
         workload,
         back_off_until=now + workload.back_off_seconds if workload.back_off_seconds > 0 else None,
