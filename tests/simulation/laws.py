@@ -210,7 +210,8 @@ def check_victims(commit: Commit) -> None:
             raise LawBroken("victims are less urgent", f"{job_id} gives room to class {top}")
         if is_uniform(after):
             given = _was_granted(commit, victim) if data.reason.code is _EVICTED_FOR else 1
-            having = [after.workloads[p.job_id] for p in after.promises.values() if p.origins]
+            least = victim.priority.urgency + (1 if data.reason.code is _EVICTED_FOR else 0)
+            having = [w for p in after.promises.values() if (w := after.workloads[p.job_id]).urgency >= least]
             if not any(_is_short_without(after, claimant, given) for claimant in having):
                 raise LawBroken("no redundant victim", f"{job_id} gave {given} too many")
 

@@ -23,7 +23,7 @@ from services.queueing.core.explain import why_waiting
 from services.queueing.core.gang import minimum_of
 from services.queueing.core.growth import grow_class
 from services.queueing.core.ordering import urgency_order
-from services.queueing.core.placement import is_within, place
+from services.queueing.core.placement import Room, is_within, place
 from services.queueing.core.preemption import (
     Taking,
     candidates_for,
@@ -206,22 +206,34 @@ def can_start(desk: Desk, workload: Workload, flavor: FlavorName) -> bool:
 
 def is_covered(desk: Desk, workload: Workload, flavor: FlavorName) -> bool:
     """Whether the whole minimum will fit, once all that is leaving has left, beside the promises ahead."""
+    return would_cover(desk, workload, flavor, desk.room_coming(flavor))
+
+
+def would_cover(desk: Desk, workload: Workload, flavor: FlavorName, room: Room) -> bool:
+    """Whether ``room`` has place for the whole minimum beside the promises ahead.
+
+    If one of these is less urgent (it came out of the workload itself), they must also all fit in order of urgency,
+    which is how the next plan looks at them.
+    """
     promises = promises_ahead(desk, workload, flavor)
-    room = desk.beside_promises(desk.room_coming(flavor), flavor, promises)
-    return place(room, desk.vectors(workload.job_id, minimum_of(workload), flavor)) is not None
+    members = minimum_of(workload)
+    if place(desk.beside_promises(room, flavor, promises), desk.vectors(workload.job_id, members, flavor)) is None:
+        return False
+    if all(urgency_order(desk.workloads[p.job_id]) < urgency_order(workload) for p in promises):
+        return True
+    promise = Promise(job_id=workload.job_id, flavor=flavor, members=members)
+    ordered = sorted((*promises, promise), key=lambda p: urgency_order(desk.workloads[p.job_id]))
+    return desk.keeps_promises(flavor, tuple(ordered), room)
 
 
 def choose_victims(desk: Desk, workload: Workload, flavor: FlavorName) -> Taking | None:
     """Whose room would let the claimant start on this flavor; None if nobody's would."""
-    promises = promises_ahead(desk, workload, flavor)
-    members = desk.vectors(workload.job_id, minimum_of(workload), flavor)
 
     def is_enough(taking: Taking) -> bool:
-        room = desk.room_if(flavor, stands_after(desk, taking))
-        return place(desk.beside_promises(room, flavor, promises), members) is not None
+        return would_cover(desk, workload, flavor, desk.room_if(flavor, stands_after(desk, taking)))
 
     candidates = candidates_for(desk, workload.urgency, flavor)
-    if place(desk.beside_promises(candidates.room, flavor, promises), members) is None:
+    if not would_cover(desk, workload, flavor, candidates.room):
         return None
     return plan_preemption(shrinkable=candidates.shrinkable, evictable=candidates.evictable, is_enough=is_enough)
 
