@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Select, cast, select
-from sqlalchemy.dialects.postgresql import JSONB, Insert, insert
+from sqlalchemy import Select, select
+from sqlalchemy.dialects.postgresql import Insert
 
 from schemas.vocabulary import JobId
-from services.intake.arrays import BIGINT, INSTANT, INTEGER, TEXT, Columns, as_arrays, unnested
 from services.intake.codecs import (
     CAPACITY,
     GRANT,
@@ -24,6 +23,7 @@ from services.intake.codecs import (
 from services.intake.core.readmodel import Folded, HistoryRow, QueueSeen, Registers, filed_under
 from services.intake.store import REGISTER_COLUMNS, to_registers
 from services.intake.tables import capacity, history, queues, registers
+from shared.db.arrays import BIGINT, INSTANT, INTEGER, TEXT, Columns, as_arrays, insert_rows, unnested, upsert_rows
 from shared.runtime.service import Transaction
 
 _IDS: Final[Columns] = (("job_id", TEXT),)
@@ -89,29 +89,13 @@ _QUEUES: Final[Columns] = (
     ("observed", TEXT),
 )
 _CAPACITY: Final[Columns] = (("revision", BIGINT), ("received_at", INSTANT), ("observed", TEXT))
-_AS_JSON: Final = frozenset({"allocation", "waiting", "worker", "metric", "scaling", "data", "observed"})
-
-
-def _insert_from(table: Any, columns: Columns) -> Insert:
-    source = unnested("rows", columns)
-    names = [name for name, _ in columns]
-    values = [cast(source.c[name], JSONB) if name in _AS_JSON else source.c[name] for name in names]
-    return insert(table).from_select(names, select(*values).order_by(source.c.n))
-
-
-def _upsert(table: Any, columns: Columns, keys: Sequence[str]) -> Insert:
-    statement = _insert_from(table, columns)
-    changed = {name: statement.excluded[name] for name, _ in columns if name not in keys}
-    return statement.on_conflict_do_update(index_elements=list(keys), set_=changed)
-
-
-_SAVE_REGISTERS: Final = _upsert(registers, _REGISTERS, ("job_id",))
-_SAVE_HISTORY: Final = _insert_from(history, _HISTORY).on_conflict_do_nothing()
+_SAVE_REGISTERS: Final = upsert_rows(registers, _REGISTERS)
+_SAVE_HISTORY: Final = insert_rows(history, _HISTORY).on_conflict_do_nothing()
 """A repeated event is the same row."""
 
 
 def _save_queues() -> Insert:
-    statement = _insert_from(queues, _QUEUES)
+    statement = insert_rows(queues, _QUEUES)
     excluded = statement.excluded
     return statement.on_conflict_do_update(
         index_elements=["tenant", "queue"],
@@ -121,7 +105,7 @@ def _save_queues() -> Insert:
 
 
 def _save_capacity() -> Insert:
-    statement = _insert_from(capacity, _CAPACITY)
+    statement = insert_rows(capacity, _CAPACITY)
     excluded = statement.excluded
     return statement.on_conflict_do_update(
         index_elements=["single"],

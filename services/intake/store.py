@@ -11,7 +11,6 @@ from sqlalchemy.engine import Row
 
 from schemas.events.job import RequestRegister
 from schemas.vocabulary import JobId, PriorityClass, QueueName, TenantName, UserName
-from services.intake.arrays import BOOLEAN, BYTES, INSTANT, INTEGER, TEXT, Columns, as_arrays, unnested
 from services.intake.codecs import (
     GRANT,
     GROUP,
@@ -27,6 +26,7 @@ from services.intake.codecs import (
 from services.intake.core.batches import Holder
 from services.intake.core.readmodel import JobRecord, Registers
 from services.intake.tables import environments, idempotency, jobs, registers
+from shared.db.arrays import BOOLEAN, BYTES, INSTANT, INTEGER, TEXT, Columns, as_arrays, unnested
 from shared.errors import Conflict
 from shared.runtime.service import Transaction
 from shared.telemetry.trace import TraceContext

@@ -18,6 +18,7 @@ from services.intake.http.streams import stream_routes
 from services.intake.settings import IntakeSettings
 from services.intake.store import delete_expired_keys
 from services.intake.writer import SubmissionWriter, TooBusy
+from shared.clock import pause
 from shared.errors import Conflict, Unavailable
 from shared.http import make_app
 from shared.problems import problem
@@ -107,8 +108,4 @@ async def _run_expiry(context: ServiceContext, stopping: asyncio.Event, *, every
                 _log.info("idempotency_keys_expired", keys=deleted)
         except (Conflict, Unavailable) as exc:
             _log.warning("expiry_failed", detail=str(exc))
-        try:
-            async with asyncio.timeout(every_seconds):
-                await stopping.wait()
-        except TimeoutError:
-            continue
+        await pause(stopping, every_seconds)

@@ -11,9 +11,9 @@ from services.metrics.core.groups import Verdict
 from services.metrics.core.signals import Sample
 from services.metrics.handlers import MetricsHandler
 from services.metrics.settings import MetricsSettings
-from shared.clock import pause
 from shared.errors import Conflict, Unavailable
 from shared.runtime.service import Lease, Transaction
+from shared.runtime.sweeps import run_sweeps
 from shared.telemetry.logs import get_logger
 
 _log = get_logger(service="metrics")
@@ -120,13 +120,7 @@ class Retention:
     settings: MetricsSettings
 
     async def run(self, stopping: asyncio.Event) -> None:
-        while not stopping.is_set():
-            try:
-                while not stopping.is_set() and await self._drop_some():
-                    pass
-            except (Unavailable, Conflict) as exc:
-                _log.warning("retention_failed", error=str(exc))
-            await pause(stopping, self.settings.retention_interval_seconds)
+        await run_sweeps(stopping, self._drop_some, interval_seconds=self.settings.retention_interval_seconds)
 
     async def _drop_some(self) -> bool:
         """True if there may be more."""

@@ -8,24 +8,16 @@ from typing import Any, Final
 from sqlalchemy import (
     ARRAY,
     BigInteger,
-    Boolean,
-    Column,
-    Double,
-    Integer,
-    LargeBinary,
     Select,
     Table,
     Text,
     any_,
     bindparam,
     cast,
-    column,
     delete,
-    func,
     select,
 )
 from sqlalchemy.dialects.postgresql import JSONB, Insert, insert
-from sqlalchemy.types import TypeEngine
 
 from schemas.vocabulary import JobId
 from services.queueing.core.book import Book, Changes
@@ -44,9 +36,8 @@ from services.queueing.translate import (
     waiting_row,
     workload_row,
 )
+from shared.db.arrays import as_arrays, columns_of, upsert_rows
 from shared.runtime.service import Transaction
-
-_ARRAY_TYPES: Final[tuple[type[TypeEngine[Any]], ...]] = (BigInteger, Boolean, Double, Integer, LargeBinary)
 
 
 async def load_book(tx: Transaction, *, now: float) -> Book:
@@ -81,7 +72,7 @@ async def save_changes(tx: Transaction, changes: Changes, *, now: datetime) -> N
     """Write what changed; at most one statement a table and kind, whatever the number of rows."""
     touched = [w.job_id for w in (*changes.workloads, *changes.closed)]
     if touched:
-        await _upsert(tx, _SAVE_WORKLOADS, workloads, (workload_row(w) for w in changes.workloads))
+        await _upsert(tx, _SAVE_WORKLOADS, workloads, [workload_row(w) for w in changes.workloads])
         charged = [row for w in changes.workloads for row in charge_rows(w)]
         await _replace(tx, charges, touched, _SAVE_CHARGES, charged)
         reasons = [row for w in changes.workloads if (row := waiting_row(w)) is not None]
@@ -120,10 +111,10 @@ async def _rows(
     return typing.cast("Sequence[Row]", (await tx.execute(statement, parameters)).mappings().all())
 
 
-async def _upsert(tx: Transaction, statement: Insert, table: Table, rows: Iterable[Row]) -> None:
-    arrays = _arrays(table, rows)
-    if next(iter(arrays.values())):
-        await tx.execute(statement, arrays)
+async def _upsert(tx: Transaction, statement: Insert, table: Table, rows: Sequence[Row]) -> None:
+    if rows:
+        columns = _COLUMNS[table.name]
+        await tx.execute(statement, as_arrays(columns, ([row[name] for name, _ in columns] for row in rows)))
 
 
 async def _replace(tx: Transaction, table: Table, job_ids: list[JobId], save: Insert, rows: list[Row]) -> None:
@@ -142,41 +133,6 @@ def _by_job(rows: Iterable[Row]) -> dict[JobId, list[Row]]:
     return found
 
 
-def _array_type(kind: TypeEngine[Any]) -> TypeEngine[Any]:
-    """Text and JSON travel as text; the others as what they are."""
-    return kind if isinstance(kind, _ARRAY_TYPES) else Text()
-
-
-def _columns(table: Table) -> list[Column[Any]]:
-    return [c for c in table.columns if c.server_default is None]
-
-
-def _arrays(table: Table, rows: Iterable[Row]) -> Mapping[str, list[Any]]:
-    """One array a column, in the order of the rows."""
-    names = [c.name for c in _columns(table)]
-    arrays: dict[str, list[Any]] = {f"all_{name}": [] for name in names}
-    for row in rows:
-        for name in names:
-            arrays[f"all_{name}"].append(row[name])
-    return arrays
-
-
-def _upsert_statement(table: Table) -> Insert:
-    """Insert from one array a column, update where the key is there. Built once: compiling costs more than rows."""
-    columns = _columns(table)
-    arrays = [bindparam(f"all_{c.name}", type_=ARRAY(_array_type(c.type))) for c in columns]
-    source = (
-        func.unnest(*arrays)
-        .table_valued(*[column(c.name, _array_type(c.type)) for c in columns], name="source")
-        .render_derived()
-    )
-    values = [cast(source.c[c.name], JSONB) if isinstance(c.type, JSONB) else source.c[c.name] for c in columns]
-    statement = insert(table).from_select([c.name for c in columns], select(*values))
-    keys = [c.name for c in table.primary_key.columns]
-    changed = {c.name: statement.excluded[c.name] for c in columns if c.name not in keys}
-    return statement.on_conflict_do_update(index_elements=keys, set_=changed)
-
-
 _JSON: Final = frozenset(c.name for c in workloads.columns if isinstance(c.type, JSONB))
 _PAGE_ROWS: Final = 2_000
 _LOAD_WORKLOADS: Final = (
@@ -187,9 +143,10 @@ _LOAD_WORKLOADS: Final = (
 )
 """A page at a time: between two pages others get their turn, the renewal of the lease above all."""
 _LOAD_CAPACITY: Final = select(capacity.c.revision, cast(capacity.c.report, Text).label("report"))
-_SAVE_WORKLOADS: Final = _upsert_statement(workloads)
-_SAVE_CHARGES: Final = _upsert_statement(charges)
-_SAVE_WAITING: Final = _upsert_statement(waiting)
+_COLUMNS: Final = {table.name: columns_of(table) for table in (workloads, charges, waiting)}
+_SAVE_WORKLOADS: Final = upsert_rows(workloads, _COLUMNS[workloads.name])
+_SAVE_CHARGES: Final = upsert_rows(charges, _COLUMNS[charges.name])
+_SAVE_WAITING: Final = upsert_rows(waiting, _COLUMNS[waiting.name])
 _JOB_IDS: Final = bindparam("job_ids", type_=ARRAY(Text()))
 _DELETE: Final = {
     table.name: delete(table).where(table.c.job_id == any_(_JOB_IDS)) for table in (workloads, charges, waiting)

@@ -14,10 +14,10 @@ from services.scaling.core.batch import Change, plan_batch, unknown_jobs
 from services.scaling.core.registers import Job
 from services.scaling.core.threshold import Decision, Keep, Policy, Propose
 from services.scaling.settings import ScalingSettings
-from shared.clock import Clock, pause
-from shared.errors import Conflict, Unavailable
+from shared.clock import Clock
 from shared.instant import Instant
 from shared.runtime.service import Lease, Transaction
+from shared.runtime.sweeps import run_sweeps
 from shared.telemetry.instruments import Instruments
 from shared.telemetry.logs import get_logger
 
@@ -102,13 +102,7 @@ class Retention:
     settings: ScalingSettings
 
     async def run(self, stopping: asyncio.Event) -> None:
-        while not stopping.is_set():
-            try:
-                while not stopping.is_set() and await self._drop_some():
-                    pass
-            except (Unavailable, Conflict) as exc:
-                _log.warning("retention_failed", error=str(exc))
-            await pause(stopping, self.settings.retention_interval_seconds)
+        await run_sweeps(stopping, self._drop_some, interval_seconds=self.settings.retention_interval_seconds)
 
     async def _drop_some(self) -> bool:
         """True if there may be more."""

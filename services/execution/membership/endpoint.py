@@ -4,7 +4,6 @@ import asyncio
 import hmac
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +16,7 @@ from services.execution.membership.rendezvous import RendezvousStore
 from services.execution.membership.words import apply_message, is_news, to_report
 from services.execution.memory import JobView, Memory
 from services.execution.settings import ExecutionSettings
-from shared.clock import Clock
+from shared.clock import Clock, pause
 from shared.errors import TideError
 from shared.runtime.service import Directory
 from shared.signing import sample_token
@@ -103,9 +102,7 @@ class MembershipEndpoint:
         try:
             while not stopping.is_set():
                 await self._refresh_metrics_url()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_METRICS_URL_SECONDS):
-                        await stopping.wait()
+                await pause(stopping, _METRICS_URL_SECONDS)
         finally:
             self.address = ""
             server.close()
