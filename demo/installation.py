@@ -1,5 +1,6 @@
 """Starts Tidewright in a fresh folder, speaks to it as a user would, and takes it down without leaving anything."""
 
+import json
 import os
 import shutil
 import signal
@@ -29,7 +30,7 @@ class CommandFailed(Exception):
 
 @dataclass(kw_only=True)
 class Installation:
-    """One installation with its own state folder and port, and the recorder that watches it."""
+    """One installation with its own state folder and port, and the recorder that watches it (unless not wanted)."""
 
     record: Path
     slots: int
@@ -37,6 +38,8 @@ class Installation:
     """overrides for ``tide up --set``"""
     state: Path
     port: int
+    recorded: bool = True
+    """Without a recorder a measurement has the machine to itself; ``stop`` then knows no strays."""
     marker: str = field(default_factory=lambda: uuid.uuid4().hex)
     _up: subprocess.Popen[bytes] | None = None
     _recorder: subprocess.Popen[bytes] | None = None
@@ -58,21 +61,31 @@ class Installation:
     def start(self) -> None:
         """Start the recorder, then ``tide up``, each in a session of its own: a Ctrl-C reaches the demo alone."""
         self.record.mkdir(parents=True, exist_ok=True)
-        recorder = [sys.executable, "-m", "demo.recorder", f"--record={self.record}", f"--state={self.state}"]
-        with (self.record / "recorder.log").open("wb") as log:
-            self._recorder = subprocess.Popen(
-                [*recorder, f"--port={self.port}", f"--marker={self.marker}"],
+        if self.recorded:
+            self._start_recorder()
+        self.start_up()
+
+    def start_up(self) -> None:
+        """``tide up`` alone: the first time, or again after its supervisor was killed."""
+        if self._up is not None:
+            self._up.wait()
+        with (self.record / "up.log").open("ab") as log:
+            self._up = subprocess.Popen(
+                [tide(), *self.up_command],
                 cwd=ROOT,
+                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        with (self.record / "up.log").open("wb") as log:
-            self._up = subprocess.Popen(
-                [tide(), *self.up_command],
+
+    def _start_recorder(self) -> None:
+        recorder = [sys.executable, "-m", "demo.recorder", f"--record={self.record}", f"--state={self.state}"]
+        with (self.record / "recorder.log").open("wb") as log:
+            self._recorder = subprocess.Popen(
+                [*recorder, f"--port={self.port}", f"--marker={self.marker}"],
                 cwd=ROOT,
-                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -92,6 +105,15 @@ class Installation:
             return httpx.get(f"{self.url}/readyz", timeout=_HTTP_SECONDS).status_code == 200
         except httpx.TransportError:
             return False
+
+    def part(self, name: str) -> Process | None:
+        """``supervisor``, ``process`` (the five services), ``zygote`` or ``postgres`` by ``up.json``, if it lives."""
+        try:
+            found = json.loads((self.state / "up.json").read_bytes())[name]
+        except (OSError, ValueError, KeyError):
+            return None
+        process = Process(found["pid"], found["start"]) if found else None
+        return process if process is not None and is_alive(process) else None
 
     def members(self, job: str) -> list[dict[str, Any]]:
         """The processes of a job as the public API tells them; empty while it cannot."""

@@ -195,10 +195,13 @@ def _sample(line: dict[str, Any]) -> Sample:
     return Sample(at=line["t"], alive=alive, api=line["api"], final=line.get("final", False))
 
 
-def read_ledgers(folder: Path) -> dict[str, tuple[Entry, ...]]:
-    """Entries of each job by wall time; of equal ones, the order inside a file is kept."""
+def read_ledgers(folder: Path, *, job: str = "*") -> dict[str, tuple[Entry, ...]]:
+    """Entries of each job, or of one, by wall time; of equal ones, the order inside a file is kept.
+
+    ``folder``: a record, or a state folder while its trainers write.
+    """
     entries: dict[str, list[Entry]] = {}
-    for path in sorted((folder / RUN).glob("*/*/ledger.jsonl")):
+    for path in sorted((folder / RUN).glob(f"{job}/*/ledger.jsonl")):
         entries.setdefault(path.parts[-3], []).extend(to_entry(path.parts[-2], line) for line in _lines(path))
     return {job: tuple(sorted(lines, key=lambda e: e.at)) for job, lines in entries.items()}
 
