@@ -152,15 +152,19 @@ class Feed:
 
     async def _advance(self) -> bool:
         """Read on; True if there may be more at once."""
-        if self._end is None:
+        end = self._end
+        if end is None:
             async with self._reading() as connection:
-                self._begin = self._end = await end_of_log(connection)
+                end = await end_of_log(connection)
+            if not self._streams:
+                return False
+            self._begin = self._end = end
             # Whoever looked before the reader stood here looks again: events in between are in no memory.
             self._announce()
-        stretch = await self._look_up(self._end)
-        if not self._streams or self._end is None:
+        stretch = await self._look_up(end)
+        if self._end != end:  # the last subscriber has left meanwhile
             return False
-        self._end = max(self._end, stretch.end)
+        self._end = max(end, stretch.end)
         self._items.extend(stretch.items)
         self._trim()
         if stretch.items:

@@ -105,6 +105,33 @@ async def test_many_subscribers_see_the_same_in_the_same_order(database):
         assert all(task.result() == expected for task in tasks)
 
 
+async def test_the_last_subscriber_may_leave_while_the_reader_looks_where_the_log_ends(database):
+    async with intake_bed(database) as bed:
+        context, streams = bed.run.context, []
+
+        @asynccontextmanager
+        async def read():
+            async with context.read() as connection:
+                yield connection
+            if streams:
+                streams.pop().__exit__(None, None, None)
+
+        feed = Feed(
+            read=read, wait_for_events=asyncio.sleep, instruments=Instruments("intake"), settings=IntakeSettings()
+        )
+        streams.append(feed.stream())
+        streams[0].__enter__()
+        assert not await feed._advance()
+        await bed.submit()
+        with feed.stream():
+            await feed._advance()
+            blocks = feed.follow(Interest(tenant=DEFAULT_TENANT), after=START)
+            await anext(blocks)
+            async with asyncio.timeout(10):
+                assert b"job.submitted" in await anext(blocks)
+            await blocks.aclose()
+
+
 async def test_a_reader_that_falls_behind_what_is_in_memory_loses_and_repeats_nothing(database):
     """The reader takes one page, then sleeps through more than the memory keeps, then takes the rest."""
     settings = IntakeSettings(stream_page_events_max=3, stream_buffer_events_max=4)
