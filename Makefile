@@ -3,11 +3,12 @@ SHELL := /bin/bash
 PYTHON ?= $(or $(shell command -v python3.11),$(shell command -v python3),python3)
 VENV := .venv
 BIN := $(VENV)/bin
+GPU_VENV := .venv-gpu
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lock generate clean
+.PHONY: help setup demo test test-gpu-wheel check format lock generate clean
 
 help:  ## what can be made
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(VENV)/.installed  ## install everything into .venv (pinned, with hashes)
 
@@ -38,12 +39,29 @@ generate: setup  ## write JSON Schemas and docs/events.md from the event models
 test: setup  ## every test, on the servers that it starts itself
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests
 
+test-gpu-wheel: $(GPU_VENV)/.installed  ## the trainer's tests on the wheel for GPUs, Paddle 2.6; no GPU is needed (3 GB)
+	@PYTHONPATH=$(CURDIR) $(GPU_VENV)/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder \
+	  tests/integration/test_elastic_*.py tests/integration/test_zygote_*.py tests/integration/test_shim_*.py \
+	  tests/integration/test_rendezvous_*.py
+
+$(GPU_VENV)/.installed: requirements-gpu.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || \
+	  { echo "Paddle 2.6 is tested with Python 3.11, which was not found; set PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Installing into $(GPU_VENV): a minute or more, 3 GB, most of it the wheel for GPUs ..."
+	@$(PYTHON) -m venv $(GPU_VENV)
+	@$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-gpu.lock
+	@touch $@
+
 format: setup  ## format the code and fix what can be fixed
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
 
-lock:  ## make requirements.lock anew from requirements.in (needs uv)
-	@uv pip compile requirements.in --generate-hashes --python-version 3.11 --no-emit-index-url --no-emit-find-links \
-	  --no-header --quiet --upgrade -o requirements.lock
+UV_COMPILE := uv pip compile --generate-hashes --python-version 3.11 --no-emit-index-url --no-emit-find-links \
+  --no-header --quiet --upgrade
+
+lock:  ## make requirements.lock and requirements-gpu.lock anew from the .in files (needs uv)
+	@$(UV_COMPILE) requirements.in -o requirements.lock
+	@$(UV_COMPILE) requirements-gpu.in --no-annotate -o requirements-gpu.lock \
+	  -c <(grep -E '^[a-z0-9-]+==' requirements.lock | grep -vE '^(numpy|paddlepaddle)==' | tr -d '\\')
 
 clean:  ## remove what was installed and built
-	@rm -rf $(VENV) build dist demo-out
+	@rm -rf $(VENV) $(GPU_VENV) build dist demo-out

@@ -84,9 +84,9 @@ def test_record_tells_pid_reuse_apart(bed: ZygoteBed) -> None:
 
 
 def watch(member) -> tuple[float, str, int]:
-    wall, state, ticks = wait_until((member.directory / "watch").exists) and (
-        (member.directory / "watch").read_bytes().split()
-    )
+    """It is there a moment before its first line is."""
+    path = member.directory / "watch"
+    wall, state, ticks = wait_until(lambda: path.exists() and path.read_bytes().split())
     return float(wall), state.decode(), int(ticks)
 
 

@@ -1,7 +1,8 @@
-"""The one place that imports Paddle; makes the process groups of gloo and NCCL."""
+"""The one place that imports Paddle, and that knows its versions: process groups, accumulators, random generators."""
 
 import importlib
 import os
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from tidewright.elastic.devices import NCCL, Backend, choose_backend
@@ -9,6 +10,9 @@ from tidewright.elastic.devices import NCCL, Backend, choose_backend
 paddle: Any = importlib.import_module("paddle")
 core: Any = importlib.import_module("paddle.base.core")
 NCCL_GROUP_ID_FIRST: Final = 1 << 24
+_CPU_GENERATOR: Final = -1
+_SEED_ONLY: Final = 3
+"""Length of a generator's state in Paddle 2.6: device, seed and offset, which is all of it on a GPU alone."""
 
 
 def prepare_backend() -> Backend:
@@ -43,3 +47,48 @@ def make_nccl_group(store: Any, *, rank: int, world: int, generation: int) -> An
 def on_cpu(array: Any) -> Any:
     """A tensor for gloo, whatever device the model is on."""
     return paddle.to_tensor(array, place=paddle.CPUPlace())
+
+
+# -- what versions of Paddle do differently -----------------------------------------------------------------------
+
+
+def make_accumulators(optimizer: Any, parameters: Iterable[Any]) -> Iterator[Any]:
+    """The optimizer's own tensors, by name and then by parameter; made here if it has not stepped yet."""
+    if getattr(optimizer, "helper", None) is None:  # 2.6 makes it in the first step and needs it here
+        layer_helper = importlib.import_module("paddle.base.layer_helper")
+        optimizer.helper = layer_helper.LayerHelper(type(optimizer).__name__)
+    block = paddle.base.framework.default_main_program().global_block()
+    with paddle.no_grad():
+        for parameter in parameters:
+            optimizer._create_accumulators(block, [parameter])
+    for name in sorted(optimizer._accumulators):
+        yield from optimizer._accumulators[name].values()
+    yield from getattr(optimizer, "_master_weights", {}).values()
+
+
+def random_states() -> list[list[Any]]:
+    """States of the random generators of the device in use, as plain values.
+
+    Paddle 2.6 does not tell how far the CPU's generator has come. There this seeds it with a number drawn from it, so
+    that the seed is the whole state: whoever takes it over, and this process, go on alike.
+    """
+    return [_state_of(state) for state in paddle.get_rng_state()]
+
+
+def _state_of(state: Any) -> list[Any]:
+    values = list(state.__getstate__())
+    if values[0] == _CPU_GENERATOR and len(values) == _SEED_ONLY:
+        generator = core.default_cpu_generator()
+        values[1] = generator.random()
+        generator.manual_seed(values[1])
+    return values
+
+
+def set_random_states(states: list[list[Any]]) -> None:
+    """Inverse of ``random_states``. A state is set into a new object: an existing one keeps what it has."""
+    generators = paddle.get_rng_state()
+    for index, state in enumerate(states[: len(generators)]):
+        kind: Any = type(generators[index])
+        generators[index] = kind.__new__(kind)
+        generators[index].__setstate__(tuple(state))
+    paddle.set_rng_state(generators)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tidewright.elastic.backend import paddle
+from tidewright.elastic.backend import make_accumulators, paddle, random_states, set_random_states
 from tidewright.elastic.errors import ElasticError
 from tidewright.elastic.values import decode_values, encode_values
 
@@ -98,7 +98,7 @@ class Tracked:
         for parameter in self.parameters():
             found.setdefault(id(parameter), parameter)
         for optimizer in self.optimizers:
-            for tensor in _accumulators_of(optimizer):
+            for tensor in make_accumulators(optimizer, _parameters_of(optimizer)):
                 found.setdefault(id(tensor), tensor)
         return list(found.values())
 
@@ -112,8 +112,7 @@ class Tracked:
     def save_values(self) -> bytes:
         """State of schedulers and the like, and of Paddle's random generators."""
         states = [thing.save() for thing in self._things]
-        generators = [_generator_state(generator) for generator in paddle.get_rng_state()]
-        return encode_values({"states": states, "generators": generators}, where="job.track")
+        return encode_values({"states": states, "generators": random_states()}, where="job.track")
 
     def load_values(self, data: bytes) -> None:
         """Raises ElasticError if they are of a script that tracks other things."""
@@ -125,21 +124,7 @@ class Tracked:
             )
         for thing, state in zip(self._things, value["states"], strict=True):
             thing.load(state)
-        _set_generators(value["generators"])
-
-
-def _generator_state(generator: Any) -> list[Any]:
-    return list(generator.__getstate__())
-
-
-def _set_generators(states: list[list[Any]]) -> None:
-    """A state is set into a new object: an existing one keeps what it has."""
-    generators = paddle.get_rng_state()
-    for index, state in enumerate(states[: len(generators)]):
-        kind: Any = type(generators[index])
-        generators[index] = kind.__new__(kind)
-        generators[index].__setstate__(tuple(state))
-    paddle.set_rng_state(generators)
+        set_random_states(value["generators"])
 
 
 def _parameters_of(optimizer: Any) -> Iterator[Any]:
@@ -147,21 +132,6 @@ def _parameters_of(optimizer: Any) -> Iterator[Any]:
         for parameter in entry["params"] if isinstance(entry, dict) else (entry,):
             if not parameter.stop_gradient:
                 yield parameter
-
-
-def _accumulators_of(optimizer: Any) -> Iterator[Any]:
-    """Made before the first step, so that a newcomer has the same tensors as a member that has stepped."""
-    block = paddle.base.framework.default_main_program().global_block()
-    if getattr(optimizer, "helper", None) is None:
-        from paddle.base.layer_helper import LayerHelper
-
-        optimizer.helper = LayerHelper(type(optimizer).__name__)
-    with paddle.no_grad():
-        for parameter in _parameters_of(optimizer):
-            optimizer._create_accumulators(block, [parameter])
-    for name in sorted(optimizer._accumulators):
-        yield from optimizer._accumulators[name].values()
-    yield from getattr(optimizer, "_master_weights", {}).values()
 
 
 # -- tensors as bytes ---------------------------------------------------------------------------------------------

@@ -33,16 +33,6 @@ REQUEST_SECONDS_MAX: Final = 10.0
 CONNECTIONS_MAX: Final = 256
 SOCKET_PATH_BYTES_MAX: Final = 107
 WATCH_INTERVAL_SECONDS: Final = 1.0
-WARM_MODULES: Final = (
-    "numpy",
-    "paddle",
-    "paddle.nn.functional",
-    "paddle.io",
-    "paddle.optimizer",
-    "http.client",
-    "queue",
-)
-OWN_MODULES: Final = ("tidewright.elastic.job",)
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
