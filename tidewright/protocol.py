@@ -10,6 +10,7 @@ back at any time: a trainer then says ``Hello`` again with what it holds, and go
 """
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Final, TypeAlias
 
@@ -264,6 +265,9 @@ Message: TypeAlias = (
     | Stop
 )
 _KINDS: Final[dict[str, type[Message]]] = {cls.KIND: cls for cls in Message.__args__}
+NUMBER_MAX: Final = 1 << 53
+GENERATION_MAX: Final = 1 << 30
+_GENERATIONS: Final = frozenset({"generation", "formed", "failed", "resumed_generation"})
 _JSON_TYPES: Final = {"str": str, "int": int, "float": (int, float), "bool": bool}
 
 
@@ -273,9 +277,15 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """Inverse of ``encode``. Raises ProtocolError for anything else, naming the field."""
+    """Inverse of ``encode``. Raises ProtocolError for anything else, naming the field.
+
+    What comes out can be stored: numbers are finite and within ``NUMBER_MAX``, texts are Unicode (half a surrogate
+    pair, as in a file's name that is no UTF-8, becomes "?").
+    """
     try:
-        value: Any = json.loads(line)
+        value: Any = json.loads(line, parse_int=_number, parse_float=_finite, parse_constant=_finite)
+    except ProtocolError:
+        raise
     except (ValueError, UnicodeDecodeError, RecursionError) as exc:
         raise ProtocolError("not a line of JSON") from exc
     kind = value.get("t") if isinstance(value, dict) else None
@@ -289,5 +299,25 @@ def decode(line: bytes) -> Message:
         got = value.get(field.name)
         if not isinstance(got, expected) or (isinstance(got, bool) and name != "bool"):
             raise ProtocolError(f"{kind}.{field.name} must be {name}")
-        arguments[field.name] = got
+        if field.name in _GENERATIONS and got > GENERATION_MAX:
+            raise ProtocolError(f"{kind}.{field.name} must be at most {GENERATION_MAX}")
+        arguments[field.name] = _unicode(got) if isinstance(got, str) else got
     return cls(**arguments)
+
+
+def _number(text: str) -> int:
+    number = int(text)
+    if abs(number) > NUMBER_MAX:
+        raise ProtocolError(f"a number is greater than {NUMBER_MAX}")
+    return number
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not -math.inf < number < math.inf:
+        raise ProtocolError("a number is not finite")
+    return number
+
+
+def _unicode(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()

@@ -12,7 +12,7 @@ from tidewright import protocol
 
 VALUES = {
     "str": st.text(max_size=5),
-    "int": st.integers(-5, 2**40),
+    "int": st.integers(-5, 2**30),
     "float": st.floats(0, 1e6),
     "bool": st.booleans(),
 }
@@ -60,8 +60,20 @@ def test_noise_raises_one_error_only(noise):
         b'{"t":["mark"]}',
         b'{"t":"left","generation":true,"step":1}',
         b"[" * 100_000,
+        b'{"t":"left","generation":1,"step":9007199254740993}',
+        b'{"t":"left","generation":1073741825,"step":1}',
+        b'{"t":"left","generation":1,"step":1' + b"0" * 5000 + b"}",
+        b'{"t":"formed","generation":1,"seconds":NaN}',
+        b'{"t":"formed","generation":1,"seconds":-Infinity}',
+        b'{"t":"formed","generation":1,"seconds":1e999}',
     ],
 )
 def test_what_is_no_message(line):
     with pytest.raises(protocol.ProtocolError):
         protocol.decode(line)
+
+
+def test_a_number_of_steps_may_be_great_and_a_text_is_unicode():
+    said = protocol.CheckpointFailed(generation=2**30, step=2**53, reason="no room for a\udcff.npz")
+    heard = protocol.decode(protocol.encode(said))
+    assert (heard.generation, heard.step, heard.reason) == (2**30, 2**53, "no room for a?.npz")
