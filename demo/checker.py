@@ -1,8 +1,8 @@
 """Checks a recorded run against the claims of the story: ``python -m demo.checker RECORD_FOLDER``.
 
-It imports nothing of the product and talks to none of it: what it knows is what the trainers wrote, what /proc
-showed and what the event stream said. Exit status: 0 every claim held, 1 one failed or was never reached, 2 the
-record cannot be read.
+It imports nothing of the product but the reader of ledgers, which shares nothing with what writes them, and talks
+to none of it: what it knows is what the trainers wrote, what /proc showed and what the event stream said. Exit
+status: 0 every claim held, 1 one failed or was never reached, 2 the record cannot be read.
 """
 
 import sys

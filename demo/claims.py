@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Final
 
-from demo.record import Entry, Event, Process, Record
-from demo.training import largest_gap, pids_of, read_training
+from demo.record import Event, Process, Record
+from demo.training import largest_gap, pids_of
 from demo.verdict import Status, Verdict, failed, held, not_reached
+from tidewright.elastic.proof import Entry, read_training
 
 FIRST: Final = "first"
 """Part of the long job of low priority."""

@@ -17,8 +17,8 @@ from demo.claims import (
     URGENT,
 )
 from demo.record import Event, Record
-from demo.training import read_training
 from demo.verdict import Verdict, failed, held, not_reached
+from tidewright.elastic.proof import read_training
 
 ACCURACY_MIN: Final = 0.95
 _ACCURACY: Final = re.compile(r"^held-out accuracy ([0-9.]+)", re.MULTILINE)

@@ -1,6 +1,6 @@
 """Reads a record folder: what the demo did, the event stream, samples of /proc, and the trainers' own ledgers.
 
-Standard library only, and nothing of the product: the checker rests on this module.
+Standard library only, and nothing of the product but the reader of ledgers: the checker rests on this module.
 
 ```
 marks.jsonl          what the demo did, and when (the story writes it)
@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tidewright.elastic.proof import Entry, to_entry
 
 MARKS = "marks.jsonl"
 EVENTS = "events.jsonl"
@@ -52,25 +54,6 @@ class Mark:
     name: str
     at: float
     data: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One line of a trainer's ledger. ``at`` is wall time in seconds, ``ids`` the samples of this rank."""
-
-    kind: str
-    member: str
-    step: int
-    generation: int
-    rank: int
-    world: int
-    pid: int
-    at: float
-    data_epoch: int = 0
-    ids: tuple[int, ...] = ()
-    loss: float | None = None
-    parent: int = 0
-    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,25 +124,6 @@ def to_event(line: dict[str, Any]) -> Event:
 
 def to_mark(line: dict[str, Any]) -> Mark:
     return Mark(name=line["mark"], at=line["t"], data={k: v for k, v in line.items() if k not in ("mark", "t")})
-
-
-def to_entry(member: str, line: dict[str, Any]) -> Entry:
-    """One ledger line; fields that this kind of line does not have are 0 or empty."""
-    return Entry(
-        kind=line["k"],
-        member=member,
-        step=line.get("step", 0),
-        generation=line.get("generation", 0),
-        rank=line.get("rank", 0),
-        world=line.get("world", 0),
-        pid=line.get("pid", 0),
-        at=line["t"],
-        data_epoch=line.get("data_epoch", 0),
-        ids=tuple(line.get("ids", ())),
-        loss=line.get("loss"),
-        parent=line.get("parent_generation", 0),
-        source=line.get("source", ""),
-    )
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

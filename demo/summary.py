@@ -8,7 +8,7 @@ from rich.table import Table
 
 from demo.claims import CHANGED, FIRST
 from demo.record import Record
-from demo.training import Training, read_training
+from tidewright.elastic.proof import Training, read_training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from demo.claims import CHANGED, CLOSED, FIRST, GRANTED, PARTS, RESIZED, STARTED, URGENT
 from demo.record import Record, read_record
-from demo.training import Step, read_training
+from tidewright.elastic.proof import Step, read_training
 
 _COLOURS: Final = {FIRST: "#2a7ab9", URGENT: "#c8553d"}
 _NAMES: Final = {FIRST: "low priority", URGENT: "critical"}

@@ -13,10 +13,11 @@ import numpy as np
 from services.execution.membership.rendezvous import RendezvousStore
 from tests.integration.elastic_bed import Member, ZygoteBed, wait_until
 from tidewright import protocol
+from tidewright.elastic.proof import Training, read_ledgers, read_training
 
 TOKEN = "token"
 SCRIPT = '''
-"""A job in float64 whose result does not depend on how it was resized."""
+"""A job whose result does not depend on how it was resized; with ``--noise`` only if random numbers go along too."""
 import argparse, os, time
 import numpy as np
 import paddle
@@ -31,19 +32,24 @@ parser.add_argument("--batch", type=int, default=16)
 parser.add_argument("--delay", type=float, default=0.02)
 parser.add_argument("--evaluate", type=float, default=0.0)
 parser.add_argument("--until", type=int, default=-1)
+parser.add_argument("--dtype", default="float64")
+parser.add_argument("--optimizer", default="adam")
+parser.add_argument("--noise", type=float, default=0.0)
 o = parser.parse_args()
 
-paddle.set_default_dtype("float64")
+paddle.set_default_dtype(o.dtype)
 rng = np.random.RandomState(7)
-inputs, labels = rng.randn(o.samples, 12), rng.randint(0, 5, o.samples)
+inputs, labels = rng.randn(o.samples, 12).astype(o.dtype), rng.randint(0, 5, o.samples)
 paddle.seed(int(os.environ.get("SEED", 3)))
 model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 5))
 schedule = paddle.optimizer.lr.ExponentialDecay(0.02, 0.99)
-optimizer = paddle.optimizer.Adam(schedule, parameters=model.parameters(), grad_clip=nn.ClipGradByGlobalNorm(1.0))
+kind = {"adam": paddle.optimizer.Adam, "momentum": paddle.optimizer.Momentum}[o.optimizer]
+optimizer = kind(schedule, parameters=model.parameters(), grad_clip=nn.ClipGradByGlobalNorm(1.0))
 with elastic.join() as job:
     job.track(model, optimizer)
     for step in job.steps((inputs, labels), global_batch=o.batch, epochs=o.epochs, seed=5):
-        job.apply(functional.cross_entropy(model(step.inputs), step.labels, reduction="sum") / step.global_batch)
+        seen = step.inputs + o.noise * paddle.randn([12]) if o.noise else step.inputs  # the same for every rank
+        job.apply(functional.cross_entropy(model(seen), step.labels, reduction="sum") / step.global_batch)
         schedule.step()
         if step.index + 1 == o.until:
             break
@@ -276,9 +282,9 @@ class ElasticBed:
         assert member.exit(120)["code"] == 0, member.log
         return load(next(folder.glob("*.npz")))
 
-    def alone_until(self, step: int) -> list[np.ndarray]:
+    def alone_until(self, step: int, **options: Any) -> list[np.ndarray]:
         """The weights after so many steps of one worker that is never disturbed."""
-        return self.alone(epochs=20_000, until=step)[:4]
+        return self.alone(epochs=20_000, until=step, **options)[:4]
 
     def finish_quietly(self, name: str) -> None:
         assert self.members[name].exit()["code"] == 0, self.members[name].log
@@ -298,6 +304,19 @@ class ElasticBed:
         found = [entry for member in self.members.values() for entry in member.ledger()]
         return sorted(found, key=lambda entry: entry["t"])
 
+    def training(self, *, finished: bool = True) -> Training:
+        """What the ledgers prove."""
+        return read_training(read_ledgers(self.base / "run"), finished=finished)
+
+    def applied_once(self, *, samples: int, steps_per_epoch: int, total_steps: int) -> Training:
+        """Each step counts in one generation, begun there by all ranks, and each epoch used each sample once."""
+        training = self.training()
+        assert training.faults == ()
+        assert [step.step for step in training.steps] == list(range(total_steps))
+        assert training.data_epochs == total_steps // steps_per_epoch
+        assert training.samples == samples * training.data_epochs
+        return training
+
     def kinds(self, name: str) -> list[str]:
         return [entry["k"] for entry in self.members[name].ledger()]
 
@@ -313,20 +332,3 @@ def load(path: Path) -> list[np.ndarray]:
 def largest_difference(one: list[np.ndarray], other: list[np.ndarray]) -> float:
     assert [a.shape for a in one] == [b.shape for b in other]
     return max(float(np.max(np.abs(a - b))) for a, b in zip(one, other, strict=True))
-
-
-def applied_once(entries: list[dict[str, Any]], *, samples: int, steps_per_epoch: int, total_steps: int) -> None:
-    """Each step was applied in one generation, begun there by all ranks, and each epoch used each sample once."""
-    epochs: dict[int, list[int]] = {}
-    for step in range(total_steps):
-        applied = {e["generation"] for e in entries if e["k"] == "applied" and e["step"] == step}
-        assert len(applied) == 1, f"step {step} was applied in generations {sorted(applied)}"
-        begun = [
-            e for e in entries if e["k"] == "begun" and e["step"] == step and e["generation"] == next(iter(applied))
-        ]
-        assert sorted(e["rank"] for e in begun) == list(range(begun[0]["world"])), f"step {step}: {begun}"
-        for entry in begun:
-            epochs.setdefault(entry["data_epoch"], []).extend(entry["ids"])
-    assert len(epochs) == total_steps // steps_per_epoch
-    for epoch, ids in epochs.items():
-        assert sorted(ids) == list(range(samples)), f"data epoch {epoch}"

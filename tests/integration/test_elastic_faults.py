@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.elastic_bed import ZygoteBed, is_alive, wait_until
-from tests.integration.elastic_coordinator import ElasticBed, applied_once, largest_difference
+from tests.integration.elastic_coordinator import ElasticBed, largest_difference
 from tidewright import protocol
 
 
@@ -42,7 +42,7 @@ def mend(bed: ElasticBed, names: list[str]) -> int:
 
 
 def check(bed: ElasticBed, *, epochs: int) -> None:
-    applied_once(bed.entries(), samples=97, steps_per_epoch=7, total_steps=7 * epochs)
+    bed.applied_once(samples=97, steps_per_epoch=7, total_steps=7 * epochs)
     alone = bed.alone(epochs=epochs)
     results = bed.results()
     assert results

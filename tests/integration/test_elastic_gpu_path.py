@@ -20,7 +20,7 @@ import pytest
 
 from services.execution.membership.rendezvous import RendezvousStore
 from tests.integration.elastic_bed import ZygoteBed, wait_until
-from tests.integration.elastic_coordinator import ElasticBed, applied_once, largest_difference
+from tests.integration.elastic_coordinator import ElasticBed, largest_difference
 from tests.integration.wheel_signatures import DoesNotFit, check_shape, natives_of, uses
 from tidewright import protocol
 
@@ -74,7 +74,7 @@ def test_planned_resizes_are_live_and_happen_where_flags_are_read(bed: ElasticBe
     entries = bed.entries()
     adopted = {e["step"] for e in entries if e["k"] == "adopted"}
     assert adopted - {0} == {step for step in adopted if step % 10 == 1}
-    applied_once(entries, samples=97, steps_per_epoch=7, total_steps=280)
+    bed.applied_once(samples=97, steps_per_epoch=7, total_steps=280)
     alone = bed.alone(epochs=40)
     assert all(largest_difference(result, alone) < 1e-12 for result in bed.results())
 

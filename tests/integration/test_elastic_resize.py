@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.elastic_bed import ZygoteBed, wait_until
-from tests.integration.elastic_coordinator import ElasticBed, applied_once, largest_difference
+from tests.integration.elastic_coordinator import ElasticBed, largest_difference
 from tidewright import protocol
 
 
@@ -47,7 +47,7 @@ def test_1_2_4_2_equals_an_undisturbed_run(bed: ElasticBed) -> None:
     assert [bed.members[name].worker_pid for name in "ab"] == pids
     entries = bed.entries()
     assert {e["world"] for e in entries if e["k"] == "applied"} == {1, 2, 4}
-    applied_once(entries, samples=97, steps_per_epoch=7, total_steps=280)
+    bed.applied_once(samples=97, steps_per_epoch=7, total_steps=280)
     alone = bed.alone(epochs=40)
     for result in bed.results():
         assert largest_difference(result, alone) < 1e-12
@@ -64,7 +64,7 @@ def test_a_batch_smaller_than_the_group(bed: ElasticBed) -> None:
     bed.start(*names, **options)
     c.resize(names, source=-1)
     bed.finish(*names)
-    applied_once(bed.entries(), samples=13, steps_per_epoch=3, total_steps=12)
+    bed.applied_once(samples=13, steps_per_epoch=3, total_steps=12)
     alone = bed.alone(**options)
     assert all(largest_difference(result, alone) < 1e-12 for result in bed.results())
 
@@ -124,7 +124,7 @@ def test_stop_is_agreed_and_the_lowest_rank_keeps_the_state(bed: ElasticBed) -> 
     word = c.peers["y"].said(protocol.Started)
     assert (word.resumed_generation, word.resumed_step) == (1, stopped[0]["step"])
     bed.finish("x", "y", "z")
-    applied_once(bed.entries(), samples=97, steps_per_epoch=7, total_steps=280)
+    bed.applied_once(samples=97, steps_per_epoch=7, total_steps=280)
     alone = bed.alone(epochs=40)
     assert all(largest_difference(result, alone) < 1e-12 for result in bed.results())
 
@@ -149,4 +149,4 @@ def test_workers_of_an_interpreter_of_their_own_are_elastic_too(bed: ElasticBed)
     c.resize(["a", "b"])
     c.resize(["b", "c"], leavers=["a"])
     bed.finish("a", "b", "c")
-    applied_once(bed.entries(), samples=97, steps_per_epoch=7, total_steps=420)
+    bed.applied_once(samples=97, steps_per_epoch=7, total_steps=420)

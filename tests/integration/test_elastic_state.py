@@ -79,6 +79,40 @@ def test_state_goes_from_one_process_to_another_by_order(tmp_path: Path) -> None
     assert counter2.state["array"].tolist() == [0, 1, 2]
 
 
+def test_a_round_that_fails_is_taken_back_whole() -> None:
+    """Before and after ``apply``; else a step that comes again has other random numbers, and two decays."""
+    tracked, _, optimizer, schedule, counter = make(1)
+    large = Counter()
+    large.state = {"array": np.zeros(200_000), "count": 0}
+    tracked.add(large)
+    tracked.begin_round()
+    expected = paddle.randn([3]).numpy()
+    counter.state["best"], large.state["count"] = 9.0, 1
+    counter.state[3].append("changed in place")
+    schedule.step()
+    schedule.step()
+    tracked.keep_round()
+    counter.state["best"], large.state["count"] = 10.0, 2
+    schedule.step()
+    paddle.randn([3])
+    tracked.take_back_round()
+    assert (schedule.last_epoch, optimizer.get_lr()) == (0, 0.1)
+    assert (counter.state["best"], counter.state[3]) == (0.5, [1, (2, "x")])
+    assert large.state["count"] == 1, "above 1 MiB: as it was when the step failed"
+    np.testing.assert_array_equal(paddle.randn([3]).numpy(), expected)
+
+
+def test_what_follows_the_last_step_is_taken_back_to_its_end() -> None:
+    tracked, _, _, schedule, _ = make(1)
+    tracked.begin_round()
+    schedule.step()
+    tracked.end_round()
+    tracked.keep_round()
+    schedule.step()
+    tracked.take_back_round()
+    assert schedule.last_epoch == 1
+
+
 def test_half_precision_travels_bit_for_bit() -> None:
     tensors = [
         paddle.to_tensor(np.random.RandomState(0).randn(3, 2)).astype(t)

@@ -70,9 +70,9 @@ class Recording:
                 where = {"step": step, "generation": generation, "rank": rank, "world": world, "pid": pid}
                 ids = list(range(first, first + BATCH))[rank::world]
                 lines = ledger.setdefault(folder, [])
-                if number == 0:
-                    source = "fresh" if generation == 1 else "member"
-                    lines.append({"k": "adopted", **where, "source": source, "t": self.clock})
+                if not any(line["generation"] == generation for line in lines):
+                    came = {"source": "member" if step else "fresh", "parent_generation": generation - 1}
+                    lines.append({"k": "adopted", **where, **came, "t": self.clock})
                 lines.append({"k": "begun", **where, "data_epoch": step // per_epoch, "ids": ids, "t": self.clock})
                 applied = {"k": "applied", **where, "loss": 2.0 / (step + 1), "t": self.clock + STEP_SECONDS * 0.9}
                 lines.append(applied)

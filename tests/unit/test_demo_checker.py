@@ -330,18 +330,31 @@ def test_program_prints_each_claim_with_its_numbers(tmp_path, capsys):
     assert "accuracy 0.968" in lines[-2]
 
 
-def test_it_imports_nothing_of_the_product():
+def test_it_imports_nothing_of_the_product_but_the_reader_of_ledgers():
     modules = "import json, sys, demo.checker; print(json.dumps(sorted(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", modules], cwd=ROOT, capture_output=True, check=True, text=True)
-    loaded = {name.partition(".")[0] for name in json.loads(answer.stdout)}
-    assert not loaded & {"services", "shared", "schemas", "tidewright", "httpx", "pydantic", "rich", "matplotlib"}
-    own = {name for name in json.loads(answer.stdout) if name.startswith("demo.")}
-    for name in own:
+    names = json.loads(answer.stdout)
+    loaded = {name.partition(".")[0] for name in names}
+    assert not loaded & {
+        "services",
+        "shared",
+        "schemas",
+        "httpx",
+        "pydantic",
+        "rich",
+        "matplotlib",
+        "paddle",
+        "numpy",
+    }
+    product = [name for name in names if name.startswith("tidewright")]
+    assert product == ["tidewright", "tidewright.elastic", "tidewright.elastic.proof"]
+    for name in [*(name for name in names if name.startswith("demo.")), "tidewright.elastic.proof"]:
         source = ROOT / (name.replace(".", "/") + ".py")
-        roots = {
-            alias.name.partition(".")[0]
+        imported = {
+            alias.name
             for node in ast.walk(ast.parse(source.read_text()))
             if isinstance(node, ast.Import | ast.ImportFrom)
             for alias in (node.names if isinstance(node, ast.Import) else [ast.alias(node.module or "")])
         }
+        roots = {one.partition(".")[0] for one in imported - {"tidewright.elastic.proof"}}
         assert roots <= set(sys.stdlib_module_names) | {"demo"}, name

@@ -7,7 +7,7 @@ from demo_recordings import FIRST, URGENT, good_run, member
 from demo.record import read_record
 from demo.summary import plan_pauses, usual_step
 from demo.timeline import draw, plan_bars, plan_levels
-from demo.training import read_training
+from tidewright.elastic.proof import read_training
 
 
 def test_every_worker_is_one_bar_and_none_overlap(tmp_path):

@@ -1,9 +1,12 @@
 """The one place that imports Paddle, and that knows its versions: process groups, accumulators, random generators."""
 
+import functools
 import importlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
+
+import numpy as np
 
 from tidewright.elastic.devices import NCCL, Backend, choose_backend
 
@@ -81,7 +84,9 @@ def _state_of(state: Any) -> list[Any]:
         generator = core.default_cpu_generator()
         values[1] = generator.random()
         generator.manual_seed(values[1])
-    return values
+    return [
+        np.array(part, np.min_scalar_type(max(part))) if part and isinstance(part, list) else part for part in values
+    ]
 
 
 def set_random_states(states: list[list[Any]]) -> None:
@@ -90,5 +95,21 @@ def set_random_states(states: list[list[Any]]) -> None:
     for index, state in enumerate(states[: len(generators)]):
         kind: Any = type(generators[index])
         generators[index] = kind.__new__(kind)
-        generators[index].__setstate__(tuple(state))
+        generators[index].__setstate__(
+            tuple(part.tolist() if isinstance(part, np.ndarray) else part for part in state)
+        )
     paddle.set_rng_state(generators)
+
+
+def remember_random() -> Callable[[], None]:
+    """What sets the generators back to where they are now; cheap where they tell it themselves (10 µs)."""
+    if _tells_its_whole_state():
+        states = paddle.get_rng_state()
+        return lambda: paddle.set_rng_state(states)
+    values = random_states()
+    return lambda: set_random_states(values)
+
+
+@functools.cache
+def _tells_its_whole_state() -> bool:
+    return all(len(state.__getstate__()) != _SEED_ONLY for state in paddle.get_rng_state())

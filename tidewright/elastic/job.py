@@ -193,8 +193,9 @@ class Job:
     def apply(self, loss: Any) -> bool:
         """Backward, all-reduce, optimizer step. True if the step was applied.
 
-        False if a worker was lost in it: the loop then yields the same step again, and what schedulers and the like
-        did in between is undone. ``loss``: this worker's losses, summed and divided by ``step.global_batch``.
+        False if a worker was lost in it: the loop then yields the same step again. What the round did to schedulers,
+        random generators and whatever else is tracked is undone (to things above 1 MiB: what it does from here on).
+        ``loss``: this worker's losses, summed and divided by ``step.global_batch``.
         """
         batch, trainer = self._batch, self._trainer
         if batch is None or trainer is None or trainer.group is None:
@@ -227,6 +228,7 @@ class Job:
         if scaler is not None:
             scaler.update()
         clear_gradients(self._tracked.optimizers)
+        self._tracked.end_round()
         trainer.on_applied(agreement)
         self._standing.count(samples=len(batch.ids))
         self._steps_here += 1
@@ -260,6 +262,7 @@ class Job:
         batch = prefetcher.get(step=trainer.step, rank=trainer.group.rank, world=trainer.group.world)
         data = to_tensors(batch.fields)
         self._stopwatch.enter(Section.STEP)
+        self._tracked.begin_round()
         self._batch = batch
         return Step(
             index=batch.step,

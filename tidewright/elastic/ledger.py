@@ -15,11 +15,15 @@ def finite(value: float | None) -> float | None:
 
 
 class Ledger:
-    """Appends whole lines with one write each (5 µs); a killed process loses none. A full disk stops no training."""
+    """Appends whole lines with one write each (5 µs); a killed process loses none. A full disk stops no training.
+
+    What counts of it, after falls back and deaths in the middle of a step, ``proof`` says.
+    """
 
     def __init__(self, directory: str | None) -> None:
         self._descriptor = -1
         self._complained = False
+        self._is_torn = False
         if directory:
             try:
                 path = os.path.join(directory, "ledger.jsonl")  # noqa: PTH118
@@ -31,8 +35,10 @@ class Ledger:
         if self._descriptor < 0:
             return
         line = json.dumps({"k": kind, **fields, "pid": os.getpid(), "t": time.time()}, separators=(",", ":"))
+        data = (b"\n" if self._is_torn else b"") + line.encode() + b"\n"
         try:
-            os.write(self._descriptor, line.encode() + b"\n")
+            written = os.write(self._descriptor, data)
+            self._is_torn = written < len(data)  # a disk that became full has taken a part of the line
         except OSError as error:
             self._complain(error)
 

@@ -40,7 +40,6 @@ class Trainer:
         """The state is of a group that has started: nobody can have gone on without it."""
         self._agreement: Agreement | None = None
         self._failure = ""
-        self._values_at_failure: bytes | None = None
         self._last_step_ended: float | None = None
         self._pause_seconds = 0.0
         self._ready_generation = 0
@@ -55,7 +54,8 @@ class Trainer:
     # -- within a step --------------------------------------------------------------------------------------------
 
     def flags(self, *, samples: int) -> Flags:
-        self._ready_generation = self._parts.offers.formed_generation
+        has_started = self._steps_in_group >= STARTED_AFTER_STEPS  # else there would be two older groups to return to
+        self._ready_generation = self._parts.offers.formed_generation if has_started else 0
         return Flags(samples=samples, ready_generation=self._ready_generation, stop=self._parts.wishes.stop)
 
     def on_applied(self, agreement: Agreement | None) -> None:
@@ -79,7 +79,7 @@ class Trainer:
         """The all-reduce of a step has raised: the step will be done again."""
         assert self.group is not None
         self._failure = str(error) or "broken"
-        self._values_at_failure = self._parts.tracked.save_values()
+        self._parts.tracked.keep_round()
         if not self.group.backend.survives_a_lost_peer:
             die_as_lost("a collective on GPUs has failed; this process is to be replaced")
 
@@ -128,11 +128,10 @@ class Trainer:
                 return
 
     def _recover(self) -> None:
-        """Rule 3. What the script changed after the failed step is taken back: the step comes again."""
+        """Rule 3. What the script changed in the round of the failed step is taken back: it comes again."""
         assert self.group is not None
-        assert self._values_at_failure is not None
         reason, self._failure = self._failure, ""
-        self._parts.tracked.load_values(self._values_at_failure)
+        self._parts.tracked.take_back_round()
         broken, old = self.group, self._old
         self.group, self._old = None, None
         broken.drop_broken()
@@ -167,7 +166,8 @@ class Trainer:
 
     def _came_back(self, old: Group, *, failed: int) -> None:
         self._use(old)
-        self._parts.ledger.write("fell_back", **self._place(self.step), failed=failed)
+        parent = self._position.generation
+        self._parts.ledger.write("fell_back", **self._place(self.step), failed=failed, parent_generation=parent)
         self._parts.say(protocol.FellBack(generation=old.generation, failed=failed))
 
     def _hold(self, reason: str) -> None:
