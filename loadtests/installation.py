@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from demo.installation import Installation, free_port, fresh_state
-from demo.record import Entry, read_ledgers
+from demo.record import read_ledgers
 from services.launch.members import end_members
 from tidewright.client import Client
+from tidewright.elastic.proof import Entry
 
 START_SECONDS: Final = 90.0
 T = TypeVar("T")
