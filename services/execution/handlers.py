@@ -13,6 +13,7 @@ from services.execution.core.state import Job
 from services.execution.memory import Memory
 from services.execution.store import StoredJob, load_jobs, save_jobs
 from shared.runtime.service import Transaction
+from shared.telemetry.logs import get_logger
 
 
 class ExecutionHandler:
@@ -22,6 +23,7 @@ class ExecutionHandler:
         self._memory = memory
         self._token_hash = token_hash
         self._uncommitted: dict[JobId, StoredJob] = {}
+        self._log = get_logger(part="handler")
 
     def has_uncommitted(self) -> bool:
         """A batch was handled and is not known to be committed: the memory is behind."""
@@ -38,12 +40,19 @@ class ExecutionHandler:
         for event in batch:
             if isinstance(event.data, _WANTED):
                 job_id = JobId(event.key)
+                self._note_receipt(event)
                 stored = after.get(job_id) or self._new(job_id, event)
                 after[job_id] = StoredJob(
                     job=apply_event(stored.job, event.data, now=now), token_hash=stored.token_hash
                 )
         self._uncommitted = after
         await save_jobs(tx, ((before.get(job_id), stored) for job_id, stored in after.items()))
+
+    def _note_receipt(self, event: Event[EventData]) -> None:
+        """The instant from which on a change of size is execution's to carry out; again if its commit fails."""
+        if isinstance(event.data, AllocationGranted | AllocationResized | AllocationEvicted):
+            kind = event.data.TYPE.removeprefix("tide.allocation.").removesuffix(".v1")
+            self._log.info("allocation_received", job_id=event.key, epoch=event.data.epoch, kind=kind)
 
     def on_committed(self) -> None:
         for stored in self._uncommitted.values():
