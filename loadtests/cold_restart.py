@@ -1,4 +1,4 @@
-"""How long a job takes to change size if it is stopped and started anew from a checkpoint: plain Paddle, no Tidewright.
+"""How long a change of size takes if a job is stopped and started anew from a checkpoint: plain Paddle alone.
 
 ``python -m loadtests.cold_restart [--from 2] [--to 4]``. Trains with ``paddle.DataParallel`` in that many processes;
 then, at once after each other: all are told to stop, write a checkpoint at the next step boundary and end; the new
@@ -82,7 +82,7 @@ def measure(*, before: int, after: int, repeats: int) -> list[Restart]:
     return restarts
 
 
-# -- the launcher ---------------------------------------------------------------------------------------------------
+# -- the launcher ---------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
@@ -175,11 +175,11 @@ def _free_ports(count: int) -> Sequence[int]:
             each.close()
 
 
-# -- a worker ---------------------------------------------------------------------------------------------------------
+# -- a worker -------------------------------------------------------------------------------------------------
 
 
 def train(checkpoint: Path) -> None:
-    """Go on from the checkpoint, if there is one, until SIGTERM; says the instant of each step that it has applied."""
+    """Go on from the checkpoint, if there is one, until SIGTERM; tell the instant of each step that was applied."""
     import numpy as np
     import paddle
     from paddle import distributed
@@ -214,13 +214,11 @@ def train(checkpoint: Path) -> None:
         sys.stdout.flush()
         stopping = paddle.to_tensor(np.array([len(stop)], np.int64))
         distributed.all_reduce(stopping)  # all stop after the same step
-        if stopping.item() > 0:
+        if int(stopping) > 0:
             break
     if rank == 0:
         temporary = checkpoint.with_suffix(".part")
-        paddle.save(
-            {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, str(temporary)
-        )
+        paddle.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, str(temporary))
         temporary.rename(checkpoint)
     sys.stdout.flush()
     os._exit(0)

@@ -13,16 +13,17 @@ import platform
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
+from demo.installation import Installation
 from loadtests import cold_restart
+from loadtests.installation import client_of, installation, until
 from loadtests.resize_ledger import Ledgers, Step, first_step, last_applied
-from tests.integration.launched import Launched, launched
 from tidewright.client import Client
 
 SLOTS: Final = 4
@@ -30,11 +31,9 @@ SMALL: Final = 2
 QUIET_SECONDS: Final = 0.5
 """Between two measurements, so that none has to do with the one before."""
 STEPS_BETWEEN: Final = 5
-WAIT_SECONDS_MAX: Final = 60.0
-LOOK_SECONDS: Final = 0.05
-SETTINGS: Final = ("--set", "scaling.window_seconds=3600")
+STEP_SECONDS_MAX: Final = 60.0
+SETTINGS: Final = {"scaling.window_seconds": 3600.0}
 """Nobody but the benchmark changes the job's size."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure(*, repeats: int, restarts: int) -> Measured:
     """Resizes, then kills, then, when nothing else runs any more, the restarts."""
     measured = Measured()
-    with launched(*SETTINGS, slots=SLOTS) as installation, training(installation) as bed:
+    with installation(slots=SLOTS, settings=SETTINGS) as found, training(found) as bed:
         for _ in range(repeats):
             measured.grown.append(bed.resize(SLOTS))
             measured.shrunk.append(bed.resize(SMALL))
@@ -91,7 +90,7 @@ def measure(*, repeats: int, restarts: int) -> Measured:
     return measured
 
 
-# -- the bed ----------------------------------------------------------------------------------------------------------
+# -- the bed --------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,10 +107,7 @@ class Bed:
         before = self._at_rest()
         asked = time.time()
         self.client.patch(self.job, {"workers": workers})
-        first = _until(
-            f"a step of {workers} workers",
-            lambda: first_step(self._steps(asked), above=before.generation, world=workers),
-        )
+        first = self._first_step(since=asked, above=before.generation, world=workers)
         self._wait_for_steps(first)
         entries = self.ledgers.entries
         adopted = [e.at for e in entries if e.kind == "adopted" and e.generation == first.generation]
@@ -141,22 +137,27 @@ class Bed:
         before = self._at_rest()
         killed = time.time()
         os.kill(before.pids[rank], signal.SIGKILL)
-        first = _until("a step of the rest", lambda: first_step(self._steps(killed), above=before.generation))
+        first = self._first_step(since=killed, above=before.generation)
         assert before.pids[rank] not in first.pids
-        whole = _until(
-            "a step of the whole group",
-            lambda: first_step(self._steps(killed), above=before.generation, world=before.world),
-        )
-        self._wait_for_steps(whole)
+        self._wait_for_steps(self._first_step(since=killed, above=before.generation, world=before.world))
         return first.at - killed
 
     def _steps(self, since: float) -> list[Step]:
         return self.ledgers.follow().steps(since=since)
 
+    def _first_step(self, *, since: float, above: int, world: int | None = None) -> Step:
+        found = until(
+            f"a step of {world or 'the remaining'} workers",
+            lambda: first_step(self._steps(since), above=above, world=world),
+            seconds=STEP_SECONDS_MAX,
+        )
+        assert found is not None
+        return found
+
     def _at_rest(self) -> Step:
         """The last step, once nothing has happened for a moment."""
         time.sleep(QUIET_SECONDS)
-        return self._steps(time.time() - QUIET_SECONDS - WAIT_SECONDS_MAX)[-1]
+        return self._steps(time.time() - QUIET_SECONDS - STEP_SECONDS_MAX)[-1]
 
     def _wait_for_steps(self, first: Step) -> None:
         """The group has started, and is not about to fall back."""
@@ -165,7 +166,7 @@ class Bed:
             later = self._steps(first.at)
             return sum(step.generation == first.generation for step in later) >= STEPS_BETWEEN
 
-        _until(f"more steps of generation {first.generation}", under_way)
+        until(f"more steps of generation {first.generation}", under_way)
 
     def _recorded(self, *, since: float) -> float | None:
         """When the last process that was started since then stood in its record."""
@@ -193,31 +194,22 @@ class LogLines:
 
 
 @contextmanager
-def training(installation: Launched) -> Iterator[Bed]:
+def training(found: Installation) -> Iterator[Bed]:
     """A job of two workers that is under way."""
-    with Client(installation.url) as client:
+    with client_of(found) as client:
         script = Path(__file__).with_name("resize_training.py")
         job = client.submit(
             {"name": "resize", "script": str(script), "workers": SMALL, "workers_min": SMALL, "workers_max": SLOTS}
         )["id"]
-        ledgers = Ledgers(folder=installation.state / "run" / job)
-        bed = Bed(client=client, job=job, ledgers=ledgers, log=installation.state / "log" / "services.log")
-        _until("it trains", lambda: len(ledgers.follow().steps(since=0.0)) > 2 * STEPS_BETWEEN)
+        ledgers = Ledgers(folder=found.state / "run" / job)
+        bed = Bed(client=client, job=job, ledgers=ledgers, log=found.state / "log" / "services.log")
+        until("it trains", lambda: len(ledgers.follow().steps(since=0.0)) > 2 * STEPS_BETWEEN)
         yield bed
         client.cancel(job)
-        _until("it has ended", lambda: client.job(job)["phase"] == "Cancelled")
+        until("it has ended", lambda: client.job(job)["phase"] == "Cancelled")
 
 
-def _until(what: str, found: Callable[[], T | None]) -> T:
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not (value := found()):
-        if time.monotonic() > deadline:
-            raise SystemExit(f"not within {WAIT_SECONDS_MAX:g} s: {what}")
-        time.sleep(LOOK_SECONDS)
-    return value
-
-
-# -- the report -------------------------------------------------------------------------------------------------------
+# -- the report -----------------------------------------------------------------------------------------------
 
 
 def results(measured: Measured) -> dict[str, float]:

@@ -209,6 +209,26 @@ def test_a_collective_that_comes_back_does_not(monkeypatch: pytest.MonkeyPatch) 
     own.close()
 
 
+def test_who_recovers_does_not_wait_for_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_module, "HANG_LOOK_SECONDS", 60.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        own = socket.create_connection(listener.getsockname())
+        peer, _ = listener.accept()
+    group = make_group()
+    group.adopt_sockets([os.dup(own.fileno())], to_store=[])
+    said: list[str] = []
+    group.watch(lambda _: said.append("broken"), lambda _: said.append("hung"))
+    group.collective_since = time.monotonic()
+    peer.close()
+    wait_until(lambda: said == ["broken"])
+    time.sleep(0.05)  # the watchdog is at its looks
+    group.collective_since = None
+    began = time.monotonic()
+    group.drop_broken()
+    assert time.monotonic() - began < 30
+    own.close()
+
+
 # -- samples --------------------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from tidewright.elastic.errors import GroupBroken
 STORE_SECONDS: Final = 60
 HUNG_SECONDS: Final = 5.0
 """How long a collective may stay away after its group was cut: one that was begun after the cut may hang for ever."""
+HANG_LOOK_SECONDS: Final = 0.1
 _GO: Final = "tide/go"
 _PADDLE_ERRORS: Final = (RuntimeError, ValueError, OSError)
 
@@ -199,11 +200,13 @@ class _Watchdog:
 
     def _watch_for_a_hang(self) -> None:
         cut_at = time.monotonic()
+        stop = select.poll()  # who recovers joins this thread: it must not sleep through being told to stop
+        stop.register(self._stop, select.POLLIN)
         while not self._stopped and (since := self._group.collective_since) is not None:
             if time.monotonic() - max(since, cut_at) > HUNG_SECONDS:
                 self._on_hung(self._group)
                 return
-            time.sleep(0.1)
+            stop.poll(HANG_LOOK_SECONDS * 1000)
 
 
 def form_group(form: protocol.Form, backend: Backend, *, on_store: Callable[[int], None]) -> Group:
