@@ -6,6 +6,7 @@ number is started, imports Paddle, connects, loads, and takes its first step. No
 """
 
 import argparse
+import importlib
 import json
 import os
 import signal
@@ -181,8 +182,9 @@ def _free_ports(count: int) -> Sequence[int]:
 def train(checkpoint: Path) -> None:
     """Go on from the checkpoint, if there is one, until SIGTERM; tell the instant of each step that was applied."""
     import numpy as np
-    import paddle
-    from paddle import distributed
+
+    paddle: Any = importlib.import_module("paddle")
+    distributed: Any = importlib.import_module("paddle.distributed")
 
     from loadtests.resize_model import GLOBAL_BATCH, SAMPLES, loss_sum, make_images, make_model, make_optimizer
 
