@@ -3,6 +3,7 @@
 import functools
 import importlib
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
@@ -16,6 +17,32 @@ NCCL_GROUP_ID_FIRST: Final = 1 << 24
 _CPU_GENERATOR: Final = -1
 _SEED_ONLY: Final = 3
 """Length of a generator's state in Paddle 2.6: device, seed and offset, which is all of it on a GPU alone."""
+
+
+class _Register:
+    """Keeps Paddle's own table of groups empty, so that a group is over when nobody here holds it any more.
+
+    Paddle enters each group that it makes and removes none; what stays entered keeps its threads, descriptors and
+    sockets. The table can only be emptied as a whole, and not while a group is being entered: whoever comes last
+    out of the makers does it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._makers = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._makers += 1
+
+    def __exit__(self, *raised: object) -> None:
+        with self._lock:
+            self._makers -= 1
+            if not self._makers:
+                core.ProcessGroupIdMap.destroy()
+
+
+_REGISTER: Final = _Register()
 
 
 def prepare_backend() -> Backend:
@@ -33,7 +60,8 @@ def prepare_backend() -> Backend:
 
 def make_gloo_group(store: Any, *, rank: int, world: int, generation: int) -> Any:
     """Connect the members of a generation on the CPU; blocks until all are there. Raises what Paddle raises."""
-    return core.ProcessGroupGloo.create(store, rank, world, generation)
+    with _REGISTER:
+        return core.ProcessGroupGloo.create(store, rank, world, generation)
 
 
 def make_nccl_group(store: Any, *, rank: int, world: int, generation: int) -> Any:
