@@ -2,7 +2,8 @@
 
 Standard library only, since it is installed in training images. Execution imports it too, so that there is
 one definition. Every message is a frozen dataclass; ``KIND`` names it on the wire (field ``t``). A field that
-the reader does not know is ignored, a kind that it does not know raises ``ProtocolError``.
+the reader does not know is ignored, one with a default may be missing (an earlier release did not have it), a kind
+that it does not know raises ``ProtocolError``.
 
 A trainer's life: ``Admit`` (before any user code) -> ``Admitted`` -> ``Hello`` -> ``Welcome`` -> ``Form`` ->
 ``Formed`` -> ``Started`` -> ``Mark`` ... -> ``Finished``, or a leaver's ``Left``. The connection may break and come
@@ -11,7 +12,7 @@ back at any time: a trainer then says ``Hello`` again with what it holds, and go
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, Final, TypeAlias
 
 PROTOCOL_VERSION: Final = 1
@@ -103,6 +104,8 @@ class FormFailed:
     KIND: ClassVar[str] = "form_failed"
     generation: int
     reason: str
+    state_lost: bool = False
+    """none of the checkpoints that it was to go on from is whole"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +134,8 @@ class Started:
     resumed_generation: int
     """of the checkpoint it was loaded from; 0: none, or the state came from a living member"""
     resumed_step: int
+    skipped: tuple[str, ...] = ()
+    """newer checkpoints that were not whole, each as ``g<generation>-s<step>: why``; told by who loaded"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +218,8 @@ class Form:
     """An offer: form the group of ``generation`` in the background, go on stepping meanwhile.
 
     ``rank`` -1: a leaver; it waits in the old group and exits when the new one has started.
-    ``source`` is the rank whose state everyone receives; -1: nobody holds any, each loads the checkpoint
-    ``checkpoint`` (a folder; "" means that the job begins at step 0).
+    ``source`` is the rank whose state everyone receives; -1: nobody holds any, rank 0 loads the checkpoint
+    ``checkpoint`` (a folder; "" means that the job begins at step 0), or the first whole one of ``older``.
     """
 
     KIND: ClassVar[str] = "form"
@@ -225,6 +230,10 @@ class Form:
     store_port: int
     source: int
     checkpoint: str
+    older: tuple[str, ...] = ()
+    """names of folders beside ``checkpoint``, in the order in which they are tried"""
+    may_begin_anew: bool = False
+    """at step 0 if all of them are damaged: nothing was applied in this attempt"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +277,7 @@ _KINDS: Final[dict[str, type[Message]]] = {cls.KIND: cls for cls in Message.__ar
 NUMBER_MAX: Final = 1 << 53
 GENERATION_MAX: Final = 1 << 30
 _GENERATIONS: Final = frozenset({"generation", "formed", "failed", "resumed_generation"})
-_JSON_TYPES: Final = {"str": str, "int": int, "float": (int, float), "bool": bool}
+_JSON_TYPES: Final = {"str": str, "int": int, "float": (int, float), "bool": bool, "tuple": list}
 
 
 def encode(message: Message) -> bytes:
@@ -296,11 +305,17 @@ def decode(line: bytes) -> Message:
     for field in fields(cls):
         name = field.type if isinstance(field.type, str) else field.type.__name__
         expected: Any = _JSON_TYPES[name]
+        if field.name not in value and field.default is not MISSING:
+            continue
         got = value.get(field.name)
         if not isinstance(got, expected) or (isinstance(got, bool) and name != "bool"):
             raise ProtocolError(f"{kind}.{field.name} must be {name}")
         if field.name in _GENERATIONS and got > GENERATION_MAX:
             raise ProtocolError(f"{kind}.{field.name} must be at most {GENERATION_MAX}")
+        if isinstance(got, list):
+            if not all(isinstance(each, str) for each in got):
+                raise ProtocolError(f"{kind}.{field.name} must be a list of strings")
+            got = tuple(_unicode(each) for each in got)
         arguments[field.name] = _unicode(got) if isinstance(got, str) else got
     return cls(**arguments)
 

@@ -29,6 +29,15 @@ class ResumePoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedCheckpoint:
+    """A newer checkpoint that a group did not go on from, since it was not whole."""
+
+    generation: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LostMember:
     """A member that is gone. ``exit_code`` is negative for a signal, None where nobody saw it."""
 
@@ -42,7 +51,7 @@ class LostMember:
 class GroupStarted:
     """The first generation of an attempt has started: its second all-reduce has passed.
 
-    By: execution. For: queueing, intake, scaling, metrics.
+    By: execution. For: queueing, intake, scaling, metrics. ``steps_dropped``: had been applied, and are done again.
     """
 
     TYPE: ClassVar[Literal["tide.worker.group_started.v1"]] = "tide.worker.group_started.v1"
@@ -54,6 +63,7 @@ class GroupStarted:
     resumed_from: ResumePoint | None
     steps_dropped: int
     image_digest: str | None = None
+    skipped: tuple[SkippedCheckpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +71,7 @@ class GroupChanged:
     """A later generation has started.
 
     By: execution. For: intake, scaling, metrics. ``pause_seconds``: last old step to first new one.
+    ``resumed_from``: all members were lost; else the state came from one that lived.
     """
 
     TYPE: ClassVar[Literal["tide.worker.group_changed.v1"]] = "tide.worker.group_changed.v1"
@@ -73,6 +84,9 @@ class GroupChanged:
     pause_seconds: float
     cause: GroupChangeCause
     lost: tuple[LostMember, ...] = ()
+    resumed_from: ResumePoint | None = None
+    steps_dropped: int = 0
+    skipped: tuple[SkippedCheckpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from schemas.vocabulary import JobId, MemberName
+from services.execution.core.checkpoints import Shelf
 from services.execution.core.seen import Process, Report, Seen, StartError
 from services.execution.core.state import Checkpoint, Desired, Job, Member
 from services.execution.store import StoredJob, is_active
@@ -20,9 +21,8 @@ class JobView:
     asking: dict[MemberName, str] = field(default_factory=dict)
     start_errors: dict[MemberName, StartError] = field(default_factory=dict)
     since: dict[str, float] = field(default_factory=dict)
-    checkpoint: Checkpoint | None = None
-    """newest whole one of the applied line, looked up when a group must begin without anyone's state"""
-    checkpoint_known: bool = False
+    shelf: Shelf | None = None
+    """the folder of checkpoints, looked at when a group must begin without anyone's state"""
     words: list[Checkpoint] = field(default_factory=list)
     """announced by members and not yet in the catalogue"""
     announced_at: float = float("-inf")
@@ -45,8 +45,7 @@ class JobView:
             start_errors=self.start_errors,
             stores=stores,
             settled=settled,
-            checkpoint=self.checkpoint,
-            checkpoint_known=self.checkpoint_known,
+            shelf=self.shelf,
             checkpoint_word=newest if now - self.announced_at >= interval else None,
             checkpoint_failure=self.failure if now - self.failure_at >= interval else None,
         )

@@ -30,6 +30,7 @@ from services.execution.core.turn import (
     WithdrawGeneration,
 )
 from services.execution.decisions import log_changes, plan_endpoints
+from services.execution.local.checkpoints import ShelfReader
 from services.execution.membership.endpoint import MembershipEndpoint
 from services.execution.memory import JobView, Memory
 from services.execution.ports import Executor
@@ -82,7 +83,7 @@ class Reconciler:
         clock: Clock,
         instruments: Instruments,
         has_uncommitted: Callable[[], bool],
-        find_checkpoint: Callable[[Job], Checkpoint | None],
+        shelves: ShelfReader,
     ) -> None:
         self._settings = settings
         self._limits: Limits = settings.limits()
@@ -93,7 +94,7 @@ class Reconciler:
         self._clock = clock
         self._instruments = instruments
         self._has_uncommitted = has_uncommitted
-        self._find_checkpoint = find_checkpoint
+        self._shelves = shelves
         self._published: CapacityObserved | None = None
         self._published_at = float("-inf")
         self._told_write_offs: frozenset[MemberName] | None = None
@@ -199,11 +200,11 @@ class Reconciler:
         return True
 
     async def _look_for_checkpoints(self) -> None:
-        """Only where a group may have to begin without anyone's state: reading checksums takes time."""
-        for view in list(self._memory.jobs.values()):
-            view.checkpoint_known = needs_checkpoint(view.job, view.reports)
-            if view.checkpoint_known:
-                view.checkpoint = await asyncio.to_thread(self._find_checkpoint, view.job)
+        """Only where a group may have to begin without anyone's state; after it was seen that nobody writes now."""
+        views = list(self._memory.jobs.values())
+        found = await self._shelves.look([v.job for v in views if needs_checkpoint(v.job, v.reports)])
+        for view in views:
+            view.shelf = found.get(view.job.job_id)
 
     # -- deciding -----------------------------------------------------------------------------------------------
 
@@ -328,7 +329,7 @@ class Reconciler:
                 self._endpoint.answer_admission(effect.member, effect.nonce, effect.refusal)
             case OfferGeneration():
                 self._offers.inc()
-                self._endpoint.offer(job, effect.generation)
+                self._endpoint.offer(job, effect)
             case WithdrawGeneration():
                 self._endpoint.withdraw(job, effect.generation)
             case AskToStop():

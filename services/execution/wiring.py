@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from sqlalchemy import column, select, table
 
 from schemas.vocabulary import JobId, Topic
-from services.execution.core.checkpoints import on_applied_line
-from services.execution.core.state import Checkpoint, Job
 from services.execution.handlers import ExecutionHandler
 from services.execution.http.routes import InternalRoutes
-from services.execution.local.checkpoints import find_checkpoints
+from services.execution.local.checkpoints import ShelfReader, look_at_shelf
 from services.execution.local.executor import LocalExecutor
 from services.execution.local.folders import Folders
 from services.execution.local.machine import look_at_machine
@@ -60,7 +58,7 @@ def build(context: ServiceContext) -> ServiceParts:
         clock=context.clock,
         instruments=context.instruments,
         has_uncommitted=handler.has_uncommitted,
-        find_checkpoint=lambda job: find_checkpoint(folders, job),
+        shelves=ShelfReader(lambda job: look_at_shelf(folders.checkpoints_of(job))),
     )
     retention = Retention(settings, folders, lease=context.lease, clock=context.clock)
     app = make_app(
@@ -84,11 +82,3 @@ async def read_variables(context: ServiceContext, job_id: JobId) -> Mapping[str,
     async with context.read() as connection:
         row = (await connection.execute(statement)).one_or_none()
     return {str(name): str(value) for name, value in (row.variables if row is not None else {}).items()}
-
-
-def find_checkpoint(folders: Folders, job: Job) -> Checkpoint | None:
-    """The newest whole one on the line that was applied. Blocking: it reads the files that it vouches for."""
-    for found in find_checkpoints(folders.checkpoints_of(job)):
-        if on_applied_line(found, job.generations):
-            return found
-    return None

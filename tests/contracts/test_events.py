@@ -31,6 +31,15 @@ def test_golden_message_matches_the_committed_schema(cls):
         jsonschema.Draft202012Validator(schema).validate(payload)
 
 
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("earlier/*.json")), ids=lambda path: path.stem)
+def test_a_message_of_an_earlier_release_decodes(path):
+    """As it was published before optional fields were added to its version."""
+    payload = json.loads(path.read_bytes())
+    decoded = json.loads(encode(decode(path.stem, path.read_bytes())))
+    assert {name: decoded[name] for name in payload} == payload
+    assert set(decoded) > set(payload)
+
+
 def test_a_field_of_a_newer_release_is_ignored():
     payload = json.loads((GOLDEN / "tide.scaling.proposed.v1.json").read_text())
     expected = decode("tide.scaling.proposed.v1", json.dumps(payload).encode())

@@ -164,10 +164,8 @@ class Coordinator:
     def connected(self, *names: str, seconds: float = 20) -> None:
         wait_until(lambda: all(n in self.peers for n in names), seconds, f"{names} connect")
 
-    def offer(
-        self, members: Iterable[str], *, leavers: Iterable[str] = (), source: int = 0, checkpoint: str = ""
-    ) -> int:
-        """Offer the next generation and return its number."""
+    def offer(self, members: Iterable[str], *, leavers: Iterable[str] = (), source: int = 0, **more: Any) -> int:
+        """Offer the next generation and return its number. ``more``: further fields of the offer."""
         members = list(members)
         self.generation += 1
         store = RendezvousStore()
@@ -181,7 +179,7 @@ class Coordinator:
                 store_host="127.0.0.1",
                 store_port=port,
                 source=source,
-                checkpoint=checkpoint,
+                **{"checkpoint": "", **more},
             )
             self.tell(name, form)
         return self.generation

@@ -175,8 +175,10 @@ def test_shrinking_to_one_leaves_a_checkpoint(bed: ElasticBed) -> None:
     c.resize(["a", "b"], source=-1)
     number = c.resize(["a"], leavers=["b"])
     bed.finish("b")
-    folders = [path.name for path in (bed.base / "checkpoints").iterdir()]
-    assert any(name.startswith(f"g{number}-") for name in folders), folders
+    left_at = bed.members["b"].ledger()[-1]
+    assert left_at["k"] == "left"
+    folders = [path.name for path in (bed.base / "checkpoints").glob("g*")]
+    assert any(int(name.partition("-s")[2]) >= left_at["step"] for name in folders), (number, left_at, folders)
     kill(bed, "a")
     bed.members["a"].gone()
     bed.start("x", epochs=50)
@@ -203,21 +205,31 @@ def test_a_truncated_checkpoint_is_skipped(bed: ElasticBed) -> None:
     damaged = whole[-1] / "tensors.npz"
     damaged.write_bytes(damaged.read_bytes()[:-7])
     bed.start("x", epochs=25)
-    c.resize(["x"], source=-1, checkpoint=str(whole[-1]))
-    assert c.peers["x"].said(protocol.Started).resumed_step == int(whole[-2].name[4:])
+    older = tuple(path.name for path in reversed(whole[:-1]))
+    c.resize(["x"], source=-1, checkpoint=str(whole[-1]), older=older)
+    started = c.peers["x"].said(protocol.Started)
+    assert started.resumed_step == int(whole[-2].name[4:])
+    assert started.skipped == (f"{whole[-1].name}: tensors.npz is not what was written",)
     assert "checkpoint_skipped" in bed.kinds("x")
     bed.finish("x")
     assert largest_difference(bed.results()[0], bed.alone(epochs=25)) < 1e-12
 
 
 def test_a_job_with_steps_never_begins_anew(bed: ElasticBed) -> None:
+    """Nor does it end by itself: it says that the state is lost, and waits for what execution makes of it."""
     c = bed.coordinator
     bed.start("x", epochs=2)
     (bed.base / "checkpoints" / "g3-s40").mkdir()
-    c.offer(["x"], source=-1, checkpoint=str(bed.base / "checkpoints" / "g3-s40"))
-    assert bed.members["x"].exit()["code"] == 1
-    assert "the job cannot go on: no whole checkpoint" in bed.members["x"].log
+    lost = c.offer(["x"], source=-1, checkpoint=str(bed.base / "checkpoints" / "g3-s40"))
+    word = wait_until(lambda: c.peers["x"].said(protocol.FormFailed, lost))
+    assert word.state_lost
+    assert "g3-s40: manifest.json: No such file or directory" in word.reason
     assert "begun" not in bed.kinds("x")
+    c.resize(["x"], source=-1, checkpoint=str(bed.base / "checkpoints" / "g3-s40"), may_begin_anew=True)
+    started = c.peers["x"].said(protocol.Started)
+    assert (started.resumed_generation, started.resumed_step, len(started.skipped)) == (0, 0, 1)
+    bed.finish("x")
+    assert largest_difference(bed.results()[0], bed.alone(epochs=2)) < 1e-12
 
 
 def test_a_waiting_member_keeps_its_state_when_it_is_stopped(bed: ElasticBed) -> None:

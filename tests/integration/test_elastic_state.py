@@ -1,14 +1,13 @@
-"""What is tracked and kept, with real Paddle in this process: layers, optimizers, schedulers, checkpoints."""
+"""What is tracked and kept, with real Paddle in this process: layers, optimizers, schedulers, a worker alone."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tidewright.elastic import checkpoint
-from tidewright.elastic.errors import CheckpointBroken, ElasticError
+from tidewright.elastic import shelf
+from tidewright.elastic.errors import ElasticError
 
 paddle = pytest.importorskip("paddle")
 from tidewright.elastic import Job, join  # noqa: E402
@@ -145,75 +144,6 @@ def test_what_has_no_state_is_refused(thing: object) -> None:
         Tracked().add(thing)
 
 
-# -- checkpoints ---------------------------------------------------------------------------------------------
-
-
-def snapshot(generation: int, at: int, value: float = 0.0) -> checkpoint.Snapshot:
-    return checkpoint.Snapshot(
-        generation=generation,
-        step=at,
-        world=2,
-        layout="l",
-        tensors=[np.full((2, 2), value), np.array(3, "int64")],
-        values=b"values",
-        plan={"seed": 1},
-    )
-
-
-def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
-    folder = checkpoint.write_checkpoint(tmp_path / "new", snapshot(2, 30, 1.5))
-    back = checkpoint.read_checkpoint(folder)
-    assert (back.generation, back.step, back.plan, back.values) == (2, 30, {"seed": 1}, b"values")
-    assert back.tensors[0].tolist() == [[1.5, 1.5], [1.5, 1.5]]
-    assert back.tensors[1].shape == ()
-    assert checkpoint.write_checkpoint(tmp_path / "new", snapshot(2, 30)) == folder
-
-
-def test_three_are_kept_and_the_newest_generation_counts(tmp_path: Path) -> None:
-    (tmp_path / ".g1-s5.999").mkdir()
-    for generation, at in [(1, 10), (1, 20), (1, 900), (2, 15), (2, 25)]:
-        checkpoint.write_checkpoint(tmp_path, snapshot(generation, at))
-    assert [path.name for path in checkpoint.found_in(tmp_path)] == ["g2-s25", "g2-s15", "g1-s900"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["g1-s900", "g2-s15", "g2-s25"]
-
-
-def test_an_older_generation_may_not_write_once_a_younger_has(tmp_path: Path) -> None:
-    checkpoint.write_checkpoint(tmp_path, snapshot(5, 10))
-    with pytest.raises(checkpoint.Fenced, match="generation 5 has written here, this is 4"):
-        checkpoint.write_checkpoint(tmp_path, snapshot(4, 99))
-    assert [path.name for path in tmp_path.iterdir()] == ["g5-s10"]
-
-
-@pytest.mark.parametrize("damage", ["tensors.npz", "values.bin", "manifest.json", "missing", "swapped"])
-def test_every_kind_of_damage_is_seen(tmp_path: Path, damage: str) -> None:
-    checkpoint.write_checkpoint(tmp_path, snapshot(1, 10, 1.0))
-    newest = checkpoint.write_checkpoint(tmp_path, snapshot(1, 20, 2.0))
-    if damage == "missing":
-        (newest / "values.bin").unlink()
-    elif damage == "swapped":
-        (newest / "tensors.npz").write_bytes((tmp_path / "g1-s10" / "tensors.npz").read_bytes())
-    else:
-        content = bytearray((newest / damage).read_bytes())
-        content[len(content) // 2] ^= 1
-        (newest / damage).write_bytes(content[:-1])
-    skipped: list[str] = []
-    assert checkpoint.load_newest(newest, skipped=skipped.append).step == 10
-    assert len(skipped) == 1
-    (tmp_path / "g1-s10" / "manifest.json").unlink()
-    with pytest.raises(CheckpointBroken, match="no whole checkpoint"):
-        checkpoint.load_newest(newest, skipped=skipped.append)
-
-
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        checkpoint.write_checkpoint(tmp_path, snapshot(1, 10))
-    assert list(tmp_path.iterdir()) == []
-
-
 # -- a worker that runs alone ---------------------------------------------------------------------------------
 
 
@@ -246,7 +176,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_alone_it_goes_on_from_its_own_checkpoint(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         train(kill_after=4)
-    assert [path.name for path in alone.iterdir()] == ["g1-s3"]
+    assert [path.name for path in shelf.found_in(alone)] == ["g1-s3"]
     steps, weight = train()
     assert steps == [3, 4, 5]
     monkeypatch.delenv("TIDE_CHECKPOINT_DIRECTORY")

@@ -24,6 +24,7 @@ from schemas.vocabulary import (
     PriorityClass,
 )
 from services.execution.core import reconcile
+from services.execution.core.checkpoints import Shelf
 from services.execution.core.desired import apply_event
 from services.execution.core.placement import free_devices
 from services.execution.core.seen import Limits, Process, Report, Seen, StartedWord
@@ -202,7 +203,7 @@ class World:
             asking=dict(self.asking),
             stores=frozenset(self.stores),
             settled=self.now >= self.settled_at or everyone_back,
-            checkpoint=self.checkpoint,
+            shelf=self.shelf(),
         )
         return reconcile.decide(
             self.job,
@@ -216,6 +217,9 @@ class World:
                 node=NodeName("here"),
             ),
         )
+
+    def shelf(self) -> Shelf:
+        return Shelf(found=() if self.checkpoint is None else (self.checkpoint,))
 
     def process(self, member: Member) -> Process:
         trainer = self.trainers.get(member.name)
@@ -548,7 +552,7 @@ class World:
             processes={m.name: self.process(m) for m in decision.job.members},
             stores=frozenset(self.stores | offered),
             settled=self.now >= self.settled_at,
-            checkpoint=self.checkpoint,
+            shelf=self.shelf(),
         )
 
     def check_killed(self) -> None:

@@ -42,7 +42,7 @@ from schemas.vocabulary import (
 )
 from services.execution.core.attribution import ExitKind, attribute_exit, shell_code
 from services.execution.core.capacity import observe_node
-from services.execution.core.checkpoints import on_applied_line
+from services.execution.core.checkpoints import Shelf, on_applied_line
 from services.execution.core.desired import apply_event
 from services.execution.core.environment import Places, member_environment
 from services.execution.core.live import change_cause
@@ -507,9 +507,9 @@ def test_lost_state_goes_on_from_the_checkpoint_or_ends_the_attempt() -> None:
     assert ended.job.verdict is not None
     assert ended.job.verdict.attributed_to is Attribution.PLATFORM
     checkpoint = Checkpoint(generation=1, step=8, location="/there/g1-s8")
-    first = look(job, replace(seen, checkpoint=checkpoint))
+    first = look(job, replace(seen, shelf=Shelf(found=(checkpoint,))))
     assert first.job.verdict is None
-    later = look(first.job, replace(seen, checkpoint=checkpoint), now=1010.0, since=dict(first.since))
+    later = look(first.job, replace(seen, shelf=Shelf(found=(checkpoint,))), now=1010.0, since=dict(first.since))
     (offer,) = [effect.generation for effect in later.effects if isinstance(effect, OfferGeneration)]
     assert (offer.source, offer.checkpoint) == (-1, "/there/g1-s8")
 

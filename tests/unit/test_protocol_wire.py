@@ -1,7 +1,7 @@
 """The trainers' wire: every message survives the round trip, and nothing else decodes."""
 
 import json
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import get_args
 
 import pytest
@@ -15,6 +15,7 @@ VALUES = {
     "int": st.integers(-5, 2**30),
     "float": st.floats(0, 1e6),
     "bool": st.booleans(),
+    "tuple": st.lists(st.text(max_size=5), max_size=3).map(tuple),
 }
 messages = st.one_of(
     *(
@@ -38,10 +39,43 @@ def test_round_trip_on_one_line(message):
 def test_unknown_fields_are_ignored_and_missing_ones_named(message):
     value = json.loads(protocol.encode(message))
     assert protocol.decode(json.dumps({**value, "of_a_newer_release": 1}).encode()) == message
-    for name in [name for name in value if name != "t"][:1]:
+    earlier = {field.name for field in fields(message) if field.default is MISSING}
+    for name in [name for name in value if name in earlier][:1]:
         del value[name]
         with pytest.raises(protocol.ProtocolError, match=name):
             protocol.decode(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize(
+    ("line", "filled"),
+    [
+        (
+            b'{"t":"form","generation":2,"rank":0,"world":1,"store_host":"h","store_port":1,"source":-1,"checkpoint":"/c"}',
+            {"older": (), "may_begin_anew": False},
+        ),
+        (
+            (
+                b'{"t":"started","generation":2,"step":2,"rank":0,"world":1,"pause_seconds":0.1,'
+                b'"resumed_generation":1,"resumed_step":0}'
+            ),
+            {"skipped": ()},
+        ),
+        (b'{"t":"form_failed","generation":2,"reason":"r"}', {"state_lost": False}),
+    ],
+)
+def test_a_message_of_an_earlier_release_decodes(line, filled):
+    message = protocol.decode(line)
+    assert {name: getattr(message, name) for name in filled} == filled
+
+
+@pytest.mark.parametrize("older", ['"g1-s1"', "[1]", '[["g1-s1"]]', "null", "{}"])
+def test_a_list_holds_texts_only(older):
+    line = (
+        '{"t":"form","generation":2,"rank":0,"world":1,"store_host":"h","store_port":1,"source":-1,"checkpoint":"/c",'
+        f'"older":{older}}}'
+    )
+    with pytest.raises(protocol.ProtocolError, match="older"):
+        protocol.decode(line.encode())
 
 
 @given(st.binary(max_size=40))

@@ -3,12 +3,14 @@
 import hashlib
 import json
 import os
-import re
 import shutil
 import threading
 import time
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -16,13 +18,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidewright.elastic.errors import CheckpointBroken
+from tidewright.elastic.shelf import (
+    MANIFEST,
+    Fenced,
+    check_fence,
+    drop_old,
+    hidden_name,
+    hold,
+    make_folder,
+    name_of,
+    parse_name,
+    raise_fence,
+    sync_folder,
+)
 
-KEEP: Final = 3
-MANIFEST: Final = "manifest.json"
 _TENSORS: Final = "tensors.npz"
 _VALUES: Final = "values.bin"
-_NAME: Final = re.compile(r"g(\d+)-s(\d+)")
 _VERSION: Final = 1
+_FENCE_SECONDS: Final = 0.25
+_UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, zipfile.BadZipFile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,75 +53,70 @@ class Snapshot:
     """how the script goes through its data; with another one the step would mean something else"""
 
 
-class Fenced(Exception):
-    """A younger generation has written here: this one is no longer the job's."""
-
-
-def name_of(generation: int, step: int) -> str:
-    return f"g{generation}-s{step}"
-
-
-def parse_name(name: str) -> tuple[int, int] | None:
-    """Generation and step of a checkpoint's folder; None for anything else."""
-    match = _NAME.fullmatch(name)
-    return (int(match[1]), int(match[2])) if match else None
-
-
-def found_in(directory: Path) -> list[Path]:
-    """Folders of checkpoints, the newest first: the youngest generation's, and of those the highest step."""
-    try:
-        entries = [(parse_name(entry.name), entry) for entry in directory.iterdir()]
-    except OSError:
-        return []
-    named = [(number, entry) for number, entry in entries if number is not None]
-    return [entry for _, entry in sorted(named, key=lambda pair: pair[0], reverse=True)]
-
-
 # -- writing --------------------------------------------------------------------------------------------------------
 
 
-def write_checkpoint(directory: Path, snapshot: Snapshot) -> Path:
+def write_checkpoint(
+    directory: Path, snapshot: Snapshot, *, token: str = "", started: Callable[[], int] = lambda: 0
+) -> Path:
     """Write it and drop old ones. Raises OSError (a full disk), or Fenced; then nothing of it is left.
 
-    Everything is on the disk before the folder gets its name, and the manifest is the last file in it.
+    Everything is on the disk before the folder gets its name, the manifest is the last file in it, and the name is on
+    the disk when this returns. ``token``: of this writer, see ``raise_fence``. ``started``: the youngest generation
+    that it has started itself; the state of an older one that it still writes then is of the same line.
     """
-    target = directory / name_of(snapshot.generation, snapshot.step)
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    generation, step = snapshot.generation, snapshot.step
+    target = directory / name_of(generation, step)
+    make_folder(directory)
     if target.exists():
         return target
-    temporary = directory / f".{target.name}.{os.getpid()}"
+    hidden = directory / hidden_name(generation, step, token or new_token())
     try:
-        temporary.mkdir(mode=0o700)
-        files = {
-            _TENSORS: _write(temporary / _TENSORS, lambda file: _save_arrays(file, snapshot.tensors)),
-            _VALUES: _write(temporary / _VALUES, lambda file: file.write(snapshot.values)),
-        }
-        manifest = json.dumps(
-            {
-                "version": _VERSION,
-                "generation": snapshot.generation,
-                "step": snapshot.step,
-                "world": snapshot.world,
-                "layout": snapshot.layout,
-                "plan": snapshot.plan,
-                "written_at": time.time(),
-                "files": files,
-            },
-            indent=1,
-        )
-        _write(temporary / MANIFEST, lambda file: file.write(manifest.encode()))
-        _sync_folder(temporary)
-        _check_fence(directory, snapshot.generation)
-        try:
-            temporary.rename(target)
-        except OSError:
-            if not target.exists():  # another member that held the same state was quicker
-                raise
-        _sync_folder(directory)
+        hidden.mkdir(mode=0o700)
+        check_fence(directory, max(generation, started()))
+        _write_files(hidden, snapshot)
+        check_fence(directory, max(generation, started()))
+        _give_name(hidden, target)
+        sync_folder(directory)
+    except FileNotFoundError:
+        check_fence(directory, generation)  # it was moved away from under this writer
+        raise
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    _drop_old(directory, snapshot.generation)
+        shutil.rmtree(hidden, ignore_errors=True)
+    drop_old(directory, generation)
     return target
+
+
+def new_token() -> str:
+    return os.urandom(6).hex()
+
+
+def _write_files(hidden: Path, snapshot: Snapshot) -> None:
+    digests = {
+        _TENSORS: _write(hidden / _TENSORS, lambda file: _save_arrays(file, snapshot.tensors)),
+        _VALUES: _write(hidden / _VALUES, lambda file: file.write(snapshot.values)),
+    }
+    manifest = {
+        "version": _VERSION,
+        "generation": snapshot.generation,
+        "step": snapshot.step,
+        "world": snapshot.world,
+        "layout": snapshot.layout,
+        "plan": snapshot.plan,
+        "written_at": time.time(),
+        "files": digests,
+        "bytes": {name: (hidden / name).stat().st_size for name in digests},
+    }
+    _write(hidden / MANIFEST, lambda file: file.write(json.dumps(manifest, indent=1).encode()))
+    sync_folder(hidden)
+
+
+def _give_name(hidden: Path, target: Path) -> None:
+    try:
+        hidden.rename(target)
+    except OSError:
+        if not target.exists():  # else another member that held the same state was quicker
+            raise
 
 
 def _save_arrays(file: BinaryIO, arrays: list[NDArray[Any]]) -> None:
@@ -120,92 +129,72 @@ def _write(path: Path, save: Callable[[BinaryIO], object]) -> str:
         save(file)
         file.flush()
         os.fsync(file.fileno())
-    return _digest(path)
-
-
-def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync_folder(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _check_fence(directory: Path, generation: int) -> None:
-    for entry in found_in(directory):
-        number = parse_name(entry.name)
-        if number is not None and number[0] > generation:
-            raise Fenced(f"generation {number[0]} has written here, this is {generation}")
-
-
-def _drop_old(directory: Path, generation: int) -> None:
-    """Keep the newest ones, and remove what killed writers of older generations left half done."""
-    for entry in found_in(directory)[KEEP:]:
-        hidden = directory / f".old-{entry.name}"
-        try:
-            entry.rename(hidden)  # never seen half removed
-        except OSError:
-            continue
-        shutil.rmtree(hidden, ignore_errors=True)
-    for entry in list(directory.glob(".*")):
-        number = parse_name(entry.name[1:].partition(".")[0])
-        if entry.name.startswith(".old-") or (number is not None and number[0] < generation):
-            shutil.rmtree(entry, ignore_errors=True)
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
 def read_checkpoint(folder: Path) -> Snapshot:
-    """Raises CheckpointBroken if it is not whole: every file is compared with its checksum."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        for name, digest in manifest["files"].items():
-            if _digest(folder / name) != digest:
-                raise CheckpointBroken(f"{folder.name}: {name} is not what was written")
-        with np.load(folder / _TENSORS, allow_pickle=False) as archive:
-            tensors = [archive[f"t{index}"] for index in range(len(archive.files))]
-        return Snapshot(
-            generation=manifest["generation"],
-            step=manifest["step"],
-            world=manifest["world"],
-            layout=manifest["layout"],
-            tensors=tensors,
-            values=(folder / _VALUES).read_bytes(),
-            plan=manifest["plan"],
-        )
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
-        raise CheckpointBroken(f"{folder.name}: {error}") from error
+    """Raises CheckpointBroken if it is not whole: every file is compared with its checksum.
 
-
-def load_newest(folder: Path, *, skipped: Callable[[str], None]) -> Snapshot:
-    """The checkpoint ``folder``, or if it is broken the newest whole one beside it that is not younger.
-
-    Raises CheckpointBroken if there is none: the job has made steps, so it must not begin anew.
+    It is not removed meanwhile, and what is compared is what is used: each file is opened once.
     """
-    number = parse_name(folder.name)
-    others = [
-        other
-        for other in found_in(folder.parent)
-        if other != folder and (number is None or (parse_name(other.name) or number) <= number)
-    ]
-    for candidate in (folder, *others):
+    with ExitStack() as stack:
+        try:
+            manifest_file = stack.enter_context((folder / MANIFEST).open("rb"))
+            hold(manifest_file, folder)
+            files = {name: stack.enter_context((folder / name).open("rb")) for name in (_TENSORS, _VALUES)}
+            return _read(folder, json.loads(manifest_file.read()), files)
+        except CheckpointBroken as error:
+            raise CheckpointBroken(f"{folder.name}: {error}", is_damaged=error.is_damaged) from error
+        except OSError as error:
+            gone = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+            name = Path(str(error.filename or folder)).name
+            raise CheckpointBroken(f"{folder.name}: {name}: {error.strerror}", is_damaged=gone) from error
+        except _UNREADABLE as error:
+            raise CheckpointBroken(f"{folder.name}: {type(error).__name__}: {error}") from error
+
+
+def _read(folder: Path, manifest: dict[str, Any], files: dict[str, BufferedReader]) -> Snapshot:
+    if manifest["version"] != _VERSION:
+        raise CheckpointBroken(f"is of version {manifest['version']}, known is {_VERSION}", is_damaged=False)
+    if (manifest["generation"], manifest["step"]) != parse_name(folder.name):
+        raise CheckpointBroken(f"is {name_of(manifest['generation'], manifest['step'])} under another name")
+    for name, file in files.items():
+        if hashlib.file_digest(file, "sha256").hexdigest() != manifest["files"][name]:
+            raise CheckpointBroken(f"{name} is not what was written")
+        file.seek(0)
+    with np.load(files[_TENSORS], allow_pickle=False) as archive:
+        tensors = [archive[f"t{index}"] for index in range(len(archive.files))]
+    return Snapshot(
+        generation=manifest["generation"],
+        step=manifest["step"],
+        world=manifest["world"],
+        layout=manifest["layout"],
+        tensors=tensors,
+        values=files[_VALUES].read(),
+        plan=manifest["plan"],
+    )
+
+
+def load_first(candidates: Sequence[Path], *, skipped: Callable[[str], None]) -> Snapshot:
+    """The first whole one of ``candidates``, in one pass; ``skipped`` hears why each before it is not used.
+
+    Raises CheckpointBroken if none is whole: ``is_damaged`` only if that is certain of each.
+    """
+    certain = True
+    for candidate in candidates:
         try:
             return read_checkpoint(candidate)
         except CheckpointBroken as error:
+            certain = certain and error.is_damaged
             skipped(str(error))
-    raise CheckpointBroken(f"no whole checkpoint is in {folder.parent}")
+    raise CheckpointBroken("no whole checkpoint is left", is_damaged=certain)
 
 
-def newest_in(directory: Path, *, skipped: Callable[[str], None]) -> Snapshot | None:
-    """The newest whole checkpoint; None if there is none at all. Raises CheckpointBroken if all are broken."""
-    found = found_in(directory)
-    return load_newest(found[0], skipped=skipped) if found else None
+# -- in the background ----------------------------------------------------------------------------------------------
 
 
 class BackgroundWriter:
@@ -214,6 +203,8 @@ class BackgroundWriter:
     def __init__(self, directory: Path, on_written: Callable[[Snapshot, Path | Exception], None]) -> None:
         self._directory = directory
         self._on_written = on_written
+        self._token = new_token()
+        self._started = 0
         self._thread: threading.Thread | None = None
 
     @property
@@ -229,7 +220,9 @@ class BackgroundWriter:
     def write(self, snapshot: Snapshot) -> None:
         """Write it here and now; the outcome goes to ``on_written``."""
         try:
-            outcome: Path | Exception = write_checkpoint(self._directory, snapshot)
+            outcome: Path | Exception = write_checkpoint(
+                self._directory, snapshot, token=self._token, started=lambda: self._started
+            )
         except (OSError, Fenced) as error:
             outcome = error
         self._on_written(snapshot, outcome)
@@ -237,3 +230,18 @@ class BackgroundWriter:
     def wait(self) -> None:
         if self._thread is not None:
             self._thread.join()
+
+    def fence(self, generation: int, *, on_failed: Callable[[OSError], None]) -> None:
+        """Raise the fence of a generation that has started. A disk that hangs holds training up for a moment only."""
+
+        self._started = generation
+
+        def work() -> None:
+            try:
+                raise_fence(self._directory, generation, token=self._token)
+            except OSError as error:
+                on_failed(error)
+
+        thread = threading.Thread(target=work, name="tide-fence", daemon=True)
+        thread.start()
+        thread.join(_FENCE_SECONDS)

@@ -10,4 +10,15 @@ class GroupBroken(Exception):
 
 
 class CheckpointBroken(Exception):
-    """A folder that is no whole checkpoint: a file is missing, cut off or changed."""
+    """A folder that is no whole checkpoint: a file is missing, cut off or changed.
+
+    ``is_damaged`` False: it could not be read, and may be whole all the same.
+    """
+
+    def __init__(self, text: str, *, is_damaged: bool = True) -> None:
+        super().__init__(text)
+        self.is_damaged = is_damaged
+
+
+class StateLost(ElasticError):
+    """Steps were applied, and none of the checkpoints that the group could go on from is whole."""

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tidewright import protocol
-from tidewright.elastic.checkpoint import BackgroundWriter, Snapshot, load_newest
-from tidewright.elastic.errors import CheckpointBroken, ElasticError
+from tidewright.elastic.checkpoint import BackgroundWriter, Snapshot, load_first
+from tidewright.elastic.errors import CheckpointBroken, ElasticError, StateLost
 from tidewright.elastic.ledger import Ledger
 from tidewright.elastic.standing import Standing
 from tidewright.elastic.tracked import Tracked, copies, set_from
@@ -15,6 +15,7 @@ from tidewright.elastic.transfer import Position
 
 _COURSE = ("samples", "global_batch", "seed", "shuffle")
 """What decides which samples a step uses; the number of epochs may change between two runs."""
+_REASON_CHARACTERS_MAX = 500
 
 
 class Keeper:
@@ -37,23 +38,37 @@ class Keeper:
         self._ledger = ledger
         self._plan = plan
         self._say = say
-        self._last_step = 0
+        self._due_since = 0
+        """the last step whose checkpoint was due, whoever wrote it and whatever became of it"""
+        self._kept_step = 0
+        """the highest step that this process knows to be on the disk"""
+        self.skipped: tuple[str, ...] = ()
+        """what ``load`` passed over, and why"""
         self._writer = BackgroundWriter(Path(directory), self._on_written) if directory else None
 
-    def note(self, step: int) -> None:
-        """The state of ``step`` is kept already, by whoever it came from."""
-        self._last_step = step
+    def note_due(self, step: int) -> None:
+        """Another member writes the state of ``step``, or it has just come from one."""
+        self._due_since = step
+
+    def note_loaded(self, step: int) -> None:
+        """The group goes on from the checkpoint of ``step``, or begins at step 0."""
+        self._due_since = self._kept_step = step
+
+    def started(self, generation: int) -> None:
+        """No older generation may add a checkpoint from now on."""
+        if self._writer is not None:
+            self._writer.fence(generation, on_failed=lambda error: self._on_unfenced(generation, error))
 
     def is_due(self, step: int) -> bool:
-        return self._every_steps > 0 and step // self._every_steps > self._last_step // self._every_steps
+        return self._every_steps > 0 and step // self._every_steps > self._due_since // self._every_steps
 
     def begin(self, step: int) -> None:
         """Copy the state (a moment) and write it in the background; not at all while an earlier one is written."""
-        if self._writer is not None and not self._writer.is_busy and step > self._last_step:
+        if self._writer is not None and not self._writer.is_busy and step > self._kept_step:
             before = self._standing.view.phase
             self._standing.enter_phase("checkpointing")
             self._writer.begin(self._snapshot(step))
-            self._last_step = step
+            self._due_since = step
             self._standing.enter_phase(before)
 
     def write(self, step: int) -> None:
@@ -63,9 +78,9 @@ class Keeper:
         before = self._standing.view.phase
         self._standing.enter_phase("checkpointing")
         self._writer.wait()
-        if step > self._last_step:
+        if step > self._kept_step:
             self._writer.write(self._snapshot(step))
-            self._last_step = step
+            self._due_since = step
         self._standing.enter_phase(before)
 
     def wait(self) -> None:
@@ -73,17 +88,21 @@ class Keeper:
         if self._writer is not None:
             self._writer.wait()
 
-    def load(self, checkpoint: str) -> Position:
-        """Take over the state of a checkpoint, or of the newest whole one before it; of a fresh job if it is "".
+    def load(self, form: protocol.Form) -> Position:
+        """Take over the state of the first whole checkpoint of an offer; of a fresh job if it names none.
 
-        Raises ElasticError if none is whole, or if it does not fit the script.
+        Raises StateLost if none is whole (unless the job may begin anew), ElasticError if it does not fit the script.
         """
-        if not checkpoint:
+        self.skipped = ()
+        if not form.checkpoint:
             return Position()
+        first = Path(form.checkpoint)
         try:
-            snapshot = load_newest(Path(checkpoint), skipped=self._on_skipped)
+            snapshot = load_first([first, *(first.parent / name for name in form.older)], skipped=self._on_skipped)
         except CheckpointBroken as error:
-            raise ElasticError(f"the job cannot go on: {error}") from error
+            if form.may_begin_anew and error.is_damaged:
+                return Position()
+            raise StateLost(f"{error} in {first.parent} ({'; '.join(self.skipped)})") from error
         name = f"checkpoint g{snapshot.generation}-s{snapshot.step}"
         if snapshot.layout != self._tracked.layout():
             raise ElasticError(f"{name} holds other tensors than the script tracks: was the model changed?")
@@ -111,7 +130,11 @@ class Keeper:
         )
 
     def _on_skipped(self, why: str) -> None:
+        self.skipped = (*self.skipped, why[:_REASON_CHARACTERS_MAX])
         self._ledger.write("checkpoint_skipped", reason=why)
+
+    def _on_unfenced(self, generation: int, error: OSError) -> None:
+        self._ledger.write("fence_failed", generation=generation, reason=str(error))
 
     def _on_written(self, snapshot: Snapshot, outcome: Path | Exception) -> None:
         if isinstance(outcome, Exception):
@@ -120,10 +143,11 @@ class Keeper:
             )
             self._say(
                 protocol.CheckpointFailed(
-                    generation=snapshot.generation, step=snapshot.step, reason=str(outcome)[:500]
+                    generation=snapshot.generation, step=snapshot.step, reason=str(outcome)[:_REASON_CHARACTERS_MAX]
                 )
             )
             return
+        self._kept_step = max(self._kept_step, snapshot.step)
         self._ledger.write("checkpoint", step=snapshot.step, generation=snapshot.generation, location=str(outcome))
         word = protocol.CheckpointWritten(generation=snapshot.generation, step=snapshot.step, location=str(outcome))
         self._say(self._standing.keep(word))

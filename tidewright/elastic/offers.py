@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidewright import protocol
-from tidewright.elastic.checkpoint import found_in, parse_name
 from tidewright.elastic.devices import Backend
 from tidewright.elastic.errors import GroupBroken
 from tidewright.elastic.group import Group, form_group
+from tidewright.elastic.shelf import found_in, youngest_in
 
 
 @dataclass(eq=False, slots=True)
@@ -220,15 +220,15 @@ class Offers:
 def alone(directory: str, backend: Backend) -> Formation:
     """The group of a worker without a control plane: itself, going on from its own newest checkpoint."""
     found = found_in(Path(directory)) if directory else []
-    newest = parse_name(found[0].name) if found else None
     form = protocol.Form(
-        generation=newest[0] + 1 if newest is not None else 1,
+        generation=youngest_in(Path(directory)) + 1 if directory else 1,
         rank=0,
         world=1,
         store_host="",
         store_port=0,
         source=-1,
         checkpoint=str(found[0]) if found else "",
+        older=tuple(folder.name for folder in found[1:]),
     )
     solo = Group(form, backend=backend, store=None, process_group=None, side_group=None)
     return Formation(form=form, group=solo)

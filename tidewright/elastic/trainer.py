@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 
 from tidewright import protocol
 from tidewright.elastic.agreement import Agreement, Flags, bid
-from tidewright.elastic.errors import GroupBroken
+from tidewright.elastic.errors import GroupBroken, StateLost
 from tidewright.elastic.group import Group, die_as_lost
 from tidewright.elastic.ledger import finite
 from tidewright.elastic.offers import Formation
@@ -25,6 +25,7 @@ from tidewright.elastic.transfer import Position, elect, hand_over
 
 STARTED_AFTER_STEPS: Final = 2
 _SETTLED: Final = 1 << 30
+_REASON_CHARACTERS_MAX: Final = 2000
 
 
 class Trainer:
@@ -36,6 +37,8 @@ class Trainer:
         self._old: Group | None = None
         self._steps_in_group = 0
         self._position = Position()
+        self._skipped: tuple[str, ...] = ()
+        """checkpoints that were passed over when this group's state was loaded here"""
         self._confirmed = False
         """The state is of a group that has started: nobody can have gone on without it."""
         self._agreement: Agreement | None = None
@@ -103,7 +106,10 @@ class Trainer:
             pause_seconds=round(self._pause_seconds, 6),
             resumed_generation=resumed.resumed_generation,
             resumed_step=resumed.resumed_step,
+            skipped=self._skipped,
         )
+        if self.group.rank == 0:
+            self._parts.keeper.started(self.group.generation)
         self._parts.say(self._parts.standing.keep(word))
         if self._old is not None:
             self._old.let_go()
@@ -238,7 +244,20 @@ class Trainer:
             formation.group.drop_broken()
             self._parts.say(protocol.FormFailed(generation=formation.form.generation, reason=str(error)))
             return
+        except StateLost as error:
+            formation.group.drop_broken()
+            self._refuse(formation.form, error)
+            return
         self._adopt(formation, position)
+
+    def _refuse(self, form: protocol.Form, error: StateLost) -> None:
+        """None of the checkpoints is whole: what follows is execution's to decide; alone, this is the end."""
+        if not form.store_port:
+            raise error
+        reason = str(error)[:_REASON_CHARACTERS_MAX]
+        self._parts.standing.enter_phase("starting")
+        self._parts.ledger.write("state_lost", generation=form.generation, reason=reason)
+        self._parts.say(protocol.FormFailed(generation=form.generation, reason=reason, state_lost=True))
 
     def _wait_for_offer(self) -> Formation:
         """An offer that can be used at once: it needs no transfer, or its source is there."""
@@ -270,8 +289,10 @@ class Trainer:
         assert group is not None
         parts.standing.enter_phase("loading")
         position = replace(self._position, resumed_generation=0, resumed_step=0)
+        self._skipped = ()
         if form.source < 0 and formation.is_source:
-            position = parts.keeper.load(form.checkpoint)
+            position = parts.keeper.load(form)
+            self._skipped = parts.keeper.skipped
         if formation.is_source:
             group.announce_source()
         if group.is_solo:
@@ -301,12 +322,13 @@ class Trainer:
         if form.source < 0:
             self._confirmed = False
             self._last_step_ended = None
-        self._parts.keeper.note(self.step)
+            self._parts.keeper.note_loaded(self.step)
+        else:
+            self._parts.keeper.note_due(self.step)
         group.watch(self._on_group_broken, self.on_hung)
         self._use(group)
         self._parts.ledger.write("adopted", **self._place(self.step), parent_generation=parent, source=source)
         if shrunk_to_one:
-            self._parts.keeper.note(0)
             self._parts.keeper.write(self.step)  # the only copy of the state: leavers wait until it is on the disk
 
     def _use(self, group: Group) -> None:
@@ -390,4 +412,4 @@ class Trainer:
             if self.group.rank == 0:
                 keeper.begin(self.step)
             else:
-                keeper.note(self.step)
+                keeper.note_due(self.step)

@@ -4,7 +4,8 @@
 2. While some of a group step and others hold a cut group, wait: the rest will raise, or finish what it does.
 3. When all that hold state wait, offer them (and newcomers that are ready) as soon as they reach the minimum; the
    most advanced is the source.
-4. When nobody holds state, go on from the newest checkpoint, or from step 0 if nothing was ever applied.
+4. When nobody holds state, go on from the newest whole checkpoint, which the one who loads it finds; from step 0 only
+   in a new attempt, if there is none or all of them are damaged.
 5. Whatever is offered shares a live member with the last started generation and with every one offered since, unless
    their members are all gone or written off.
 """
@@ -14,18 +15,26 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from schemas.vocabulary import MemberName, Mode
+from services.execution.core.checkpoints import plan_candidates, trouble_of
 from services.execution.core.seen import Report, Seen
 from services.execution.core.state import Desired, Ending, Generation, GenerationState, Job, Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """``members`` by rank; ``source`` is a rank, -1 for a checkpoint (``checkpoint`` "" means step 0)."""
+    """``members`` by rank; ``source`` is a rank, -1 for a checkpoint (``checkpoint`` "" means step 0).
+
+    ``older``: names of folders beside it, to be tried next. ``may_begin_anew``: at step 0 if all are damaged.
+    ``above``: no number up to this one may be used, for it stands in the folder.
+    """
 
     members: tuple[MemberName, ...]
     leavers: tuple[MemberName, ...]
     source: int
     checkpoint: str = ""
+    older: tuple[str, ...] = ()
+    may_begin_anew: bool = False
+    above: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +53,18 @@ class StateLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """Whether there are checkpoints cannot be seen now: wait for a while, and never begin anew because of it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
     """The running group is as it should be."""
 
 
-Plan: TypeAlias = Offer | Hold | StateLost | Whole
+Plan: TypeAlias = Offer | Hold | StateLost | Unreadable | Whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,10 +182,14 @@ def _begin(job: Job, seen: Seen, here: Standing, *, gathered: bool) -> Plan:
     running = job.running
     if running is not None and any(name in held for name in running.members):
         return Hold(reason="a member of the group has not said what it holds")
-    if not seen.checkpoint_known:
+    if seen.shelf is None:
         return Hold(reason="the checkpoints are being looked at")
-    checkpoint = seen.checkpoint
-    if checkpoint is None and (running is not None or applied_in_attempt(job, seen) > 0):
+    trouble = trouble_of(job, seen.shelf)
+    if trouble:
+        return Unreadable(reason=trouble)
+    checkpoints = plan_candidates(job, seen.shelf)
+    may_begin_anew = running is None and applied_in_attempt(job, seen) == 0
+    if not checkpoints and not may_begin_anew:
         return StateLost(reason="every worker that held the state is gone, and there is no checkpoint")
     candidates = (*here.ready, *(m for m in here.waiting if m.may_work))[: job.workers.members]
     if len(candidates) < job.workers.minimum or not candidates:
@@ -180,15 +200,29 @@ def _begin(job: Job, seen: Seen, here: Standing, *, gathered: bool) -> Plan:
         members=tuple(m.name for m in candidates),
         leavers=(),
         source=-1,
-        checkpoint=checkpoint.location if checkpoint is not None else "",
+        checkpoint=checkpoints[0].location if checkpoints else "",
+        older=tuple(each.location.rpartition("/")[2] for each in checkpoints[1:]),
+        may_begin_anew=may_begin_anew,
+        above=seen.shelf.youngest,
     )
 
 
 def applied_in_attempt(job: Job, seen: Seen) -> int:
     """The highest step that any member of this attempt is known to have applied, by its reports or its ledger."""
-    own = [m.name for m in job.members if m.attempt == job.attempt]
-    reported = [seen.reports[name].step for name in own if name in seen.reports]
-    written = [seen.process(name).ledger_step for name in own]
+    return _applied_by([m.name for m in job.members if m.attempt == job.attempt], seen)
+
+
+def applied_on_line(job: Job, seen: Seen) -> int:
+    """The same of the last group that has started, as long as there is one: an earlier one may have been further
+    when its state was lost, and whether a later one goes on from it is not known yet.
+    """
+    running = job.running
+    return _applied_by(running.members, seen) if running is not None else applied_in_attempt(job, seen)
+
+
+def _applied_by(names: Sequence[MemberName], seen: Seen) -> int:
+    reported = [seen.reports[name].step for name in names if name in seen.reports]
+    written = [seen.process(name).ledger_step for name in names]
     return max((*reported, *written), default=0)
 
 
@@ -196,11 +230,15 @@ def started_by(generation: Generation, seen: Seen, job: Job, *, settled: bool) -
     """The report that proves that ``generation`` has started: its second all-reduce has passed.
 
     Any member's word is proof, since a collective passes for all. A member of the group before is asked first, for it
-    alone knows the pause; the others' word counts after a moment (``settled``). A word that was lost with this
-    process is made good by two steps applied in the generation.
+    alone knows the pause, or else the one who loaded the checkpoint, for it knows which were not whole; the others'
+    word counts after a moment (``settled``). A word that was lost with this process is made good by two steps applied
+    in the generation.
     """
     before = job.running
-    veterans = frozenset(before.members) if before is not None else frozenset(generation.members)
+    if generation.source < 0:
+        veterans = frozenset(generation.members[:1])
+    else:
+        veterans = frozenset(before.members) if before is not None else frozenset(generation.members)
     told = [
         (name not in veterans, rank, report)
         for rank, name in enumerate(generation.members)

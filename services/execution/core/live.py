@@ -10,7 +10,8 @@ from services.execution.core.generations import (
     Hold,
     Offer,
     StateLost,
-    applied_in_attempt,
+    Unreadable,
+    applied_on_line,
     is_newer,
     plan_offer,
     started_by,
@@ -53,7 +54,7 @@ def run_live(turn: Turn) -> None:
 def note_live_words(turn: Turn) -> None:
     """Which generations have started, how far they are, and whether training is complete."""
     job = turn.job
-    step = max(job.step, applied_in_attempt(job, turn.seen))
+    step = max(job.step, applied_on_line(job, turn.seen))
     turn.job = replace(job, step=step)
     for generation in turn.job.line:
         if not is_newer(generation, turn.job):
@@ -168,6 +169,7 @@ def _note_started(turn: Turn, generation: Generation, report: Report) -> None:
     started = replace(generation, state=GenerationState.STARTED, from_step=from_step)
     job = job.with_generation(started)
     resume_point = ResumePoint(generation=resumed, step=from_step) if resumed else None
+    skipped = told.skipped if told is not None else ()
     if not job.group_started:
         turn.say(
             GroupStarted(
@@ -177,6 +179,7 @@ def _note_started(turn: Turn, generation: Generation, report: Report) -> None:
                 workers=len(generation.members),
                 resumed_from=resume_point,
                 steps_dropped=max(0, job.attempt_step - from_step),
+                skipped=skipped,
             )
         )
         job = replace(job, group_started=True, started_at=turn.instant.wall)
@@ -191,10 +194,14 @@ def _note_started(turn: Turn, generation: Generation, report: Report) -> None:
                 pause_seconds=round(told.pause_seconds, 6) if told is not None else 0.0,
                 cause=change_cause(before, started, lost=bool(job.losses)),
                 lost=job.losses,
+                resumed_from=resume_point,
+                steps_dropped=max(0, job.step - from_step) if resumed else 0,
+                skipped=skipped,
             )
         )
     kept = tuple(g for g in job.generations if g.state is GenerationState.STARTED or g.number > generation.number)
-    turn.job = replace(job, losses=(), step=max(job.step, step), generations=kept)
+    # What was resumed from a checkpoint may stand further back than what was lost.
+    turn.job = replace(job, losses=(), step=step if resumed else max(job.step, step), generations=kept)
 
 
 def change_cause(before: Generation | None, after: Generation, *, lost: bool) -> GroupChangeCause:
@@ -242,6 +249,9 @@ def _watch_offer(turn: Turn) -> None:
     reports = {n: turn.seen.reports[n] for n in offered.members if n in turn.seen.reports}
     held = {m.name for m in turn.job.held() if m.ending is not Ending.ABNORMAL}
     lost = any(name not in held for name in (*offered.members, *offered.leavers))
+    for report in reports.values():
+        if report.state_lost == offered.number:
+            fail_platform(turn, f"the state of training is lost: {report.failure}")
     failed = any(report.failed >= offered.number for report in reports.values())
     taken = [n for n, r in reports.items() if offered.number in (r.generation, r.formed)]
     orphaned = turn.seen.settled and offered.number not in turn.seen.stores and not taken
@@ -324,7 +334,9 @@ def _offer_next(turn: Turn) -> None:
     plan = plan_offer(turn.job, turn.seen, gathered=False)
     if isinstance(plan, Hold) and plan.gathering and turn.lasted("gather") > turn.limits.gather_seconds:
         plan = plan_offer(turn.job, turn.seen, gathered=True)
-    if isinstance(plan, StateLost):
+    if isinstance(plan, StateLost) or (
+        isinstance(plan, Unreadable) and turn.lasted("unreadable") > turn.limits.recover_seconds
+    ):
         fail_platform(turn, plan.reason)
     elif isinstance(plan, Offer):
         _offer(turn, plan)
@@ -339,7 +351,7 @@ def retry_seconds(turn: Turn, failures: int) -> float:
 def _offer(turn: Turn, plan: Offer) -> None:
     job = turn.job
     generation = Generation(
-        number=next_generation(job, turn),
+        number=max(next_generation(job, turn), plan.above + 1),
         attempt=job.attempt,
         epoch=job.epoch,
         members=plan.members,
@@ -348,7 +360,7 @@ def _offer(turn: Turn, plan: Offer) -> None:
         checkpoint=plan.checkpoint,
     )
     turn.job = replace(job, generation=generation.number, generations=(*job.generations, generation))
-    turn.do(OfferGeneration(generation=generation))
+    turn.do(OfferGeneration(generation=generation, older=plan.older, may_begin_anew=plan.may_begin_anew))
 
 
 def next_generation(job: Job, turn: Turn) -> int:

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from schemas.events.worker import SkippedCheckpoint
 from schemas.vocabulary import Attribution, MemberName, MemberPhase
+from services.execution.core.checkpoints import EMPTY_SHELF, Shelf
 from services.execution.core.state import Checkpoint
 
 
@@ -18,6 +20,7 @@ class StartedWord:
     pause_seconds: float
     resumed_generation: int = 0
     resumed_step: int = 0
+    skipped: tuple[SkippedCheckpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +30,7 @@ class Report:
     ``generation`` is the one it steps in (0: none), ``formed`` one that is connected and not yet used, ``step`` the
     number of steps applied. ``generation_step`` is the step at its first report in this generation.
     ``progressed_at``: when generation, step or phase last changed; ``failed`` the highest generation that it could
-    not form or fell back from.
+    not form or fell back from, ``state_lost`` the last for which it found no whole checkpoint.
     """
 
     connected: bool
@@ -45,6 +48,7 @@ class Report:
     generation_step: int = 0
     failed: int = 0
     failure: str = ""
+    state_lost: int = 0
     left: bool = False
     finished_step: int | None = None
     started: StartedWord | None = None
@@ -96,7 +100,7 @@ class Seen:
     """One look at a job. ``settled``: the time to rejoin after a restart is over, or everyone is back.
 
     ``asking`` are processes that ask for admission, with their nonce. ``stores`` are generations whose rendezvous
-    store lives in this process. ``checkpoint`` is the newest whole one of the applied line, if that is known.
+    store lives in this process. ``shelf`` is the folder of checkpoints; None: not looked at, nothing asks for it.
     ``checkpoint_word`` is the last that a member announced, ``checkpoint_failure`` the last that failed, and why.
     """
 
@@ -106,8 +110,7 @@ class Seen:
     start_errors: Mapping[MemberName, StartError] = field(default_factory=lambda: MappingProxyType({}))
     stores: frozenset[int] = frozenset()
     settled: bool = True
-    checkpoint: Checkpoint | None = None
-    checkpoint_known: bool = True
+    shelf: Shelf | None = EMPTY_SHELF
     checkpoint_word: Checkpoint | None = None
     checkpoint_failure: tuple[int, int, str] | None = None
 

@@ -29,9 +29,15 @@ class AnswerAdmission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferGeneration:
-    """Open a rendezvous store and send the offer to its members and leavers."""
+    """Open a rendezvous store and send the offer to its members and leavers.
+
+    ``older`` are folders beside the generation's checkpoint, to be tried in this order if that one is not whole;
+    ``may_begin_anew`` at step 0 if all of them are damaged.
+    """
 
     generation: Generation
+    older: tuple[str, ...] = ()
+    may_begin_anew: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,48 +1,59 @@
-"""Finds whole checkpoints on disk: folders ``g<generation>-s<step>`` whose manifest and checksums agree."""
+"""Lists the checkpoints on disk, folders ``g<generation>-s<step>``, and the marks of started generations."""
 
-import hashlib
-import json
+import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from services.execution.core.state import Checkpoint
+from schemas.vocabulary import JobId
+from services.execution.core.checkpoints import Shelf
+from services.execution.core.state import Checkpoint, Job
 
-_NAME: Final = re.compile(r"g(\d{1,18})-s(\d{1,18})")
-_CHUNK_BYTES: Final = 1 << 20
+_NAME: Final = re.compile(r"g(\d{1,9})-s(\d{1,15})")
+_THREADS: Final = 4
+_MARK: Final = re.compile(r"\.g(\d{1,9})\.started")
 
 
-def find_checkpoints(directory: Path) -> Iterator[Checkpoint]:
-    """Those that are whole, the highest step first. Reads every byte of each: take as few as needed.
-
-    Blocking: hundreds of megabytes a second. An unreadable folder counts as none.
-    """
+def look_at_shelf(directory: Path) -> Shelf:
+    """By name alone: cheap, and blocking for as long as the file system does."""
     try:
-        names = [path for path in directory.iterdir() if path.is_dir()]
-    except OSError:
-        return
-    matches = [(match, path) for path in names if (match := _NAME.fullmatch(path.name)) is not None]
-    for match, path in sorted(matches, key=lambda m: (-int(m[0][2]), -int(m[0][1]), m[1].name)):
-        generation, step = int(match[1]), int(match[2])
-        if is_whole(path, generation=generation, step=step):
-            yield Checkpoint(generation=generation, step=step, location=str(path))
+        names = sorted(path.name for path in directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return Shelf(directory=str(directory))
+    except OSError as exc:
+        return Shelf(directory=str(directory), trouble=f"{directory}: {exc.strerror}")
+    found = tuple(
+        Checkpoint(generation=int(match[1]), step=int(match[2]), location=str(directory / name))
+        for name in names
+        if (match := _NAME.fullmatch(name)) is not None
+    )
+    marks = (int(match[1]) for name in names if (match := _MARK.fullmatch(name)) is not None)
+    youngest = max((*marks, *(each.generation for each in found)), default=0)
+    return Shelf(directory=str(directory), found=found, youngest=youngest)
 
 
-def is_whole(path: Path, *, generation: int, step: int) -> bool:
-    """The manifest names this generation and step, and every file has the checksum that it gives."""
-    try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
-        files = manifest["files"]
-        right = manifest["generation"] == generation and manifest["step"] == step
-        return right and bool(files) and all(_sha256(path / name) == digest for name, digest in files.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+class ShelfReader:
+    """Looks at the folders of several jobs at once. One that hangs keeps waiting its own job, and no other."""
 
+    def __init__(self, look: Callable[[Job], Shelf], *, patience_seconds: float = 1.0) -> None:
+        self._look = look
+        self._patience_seconds = patience_seconds
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="shelf")
+        self._hanging: dict[JobId, asyncio.Future[Shelf]] = {}
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+    async def look(self, jobs: Sequence[Job]) -> Mapping[JobId, Shelf]:
+        """What there is to see now; of a folder that does not answer, that it does not."""
+        loop = asyncio.get_running_loop()
+        self._hanging = {job_id: future for job_id, future in self._hanging.items() if not future.done()}
+        begun = {
+            job.job_id: loop.run_in_executor(self._threads, self._look, job)
+            for job in jobs
+            if job.job_id not in self._hanging
+        }
+        if begun:
+            await asyncio.wait(begun.values(), timeout=self._patience_seconds)
+        self._hanging |= {job_id: future for job_id, future in begun.items() if not future.done()}
+        silent = Shelf(trouble="the file system does not answer")
+        return {job.job_id: silent if job.job_id in self._hanging else begun[job.job_id].result() for job in jobs}

@@ -11,6 +11,7 @@ from typing import Final
 
 from schemas.vocabulary import JobId, MemberName, ServiceName
 from services.execution.core.state import Checkpoint, Generation, Job, Member, MemberState
+from services.execution.core.turn import OfferGeneration
 from services.execution.membership.port import bind_kept_port
 from services.execution.membership.rendezvous import RendezvousStore
 from services.execution.membership.words import apply_message, is_news, to_report
@@ -48,8 +49,11 @@ class Connection:
 
 @dataclass(slots=True, eq=False)
 class OpenStore:
+    """The rendezvous of an offer, with what its members are told."""
+
     store: RendezvousStore
     port: int
+    offer: OfferGeneration
 
 
 class MembershipEndpoint:
@@ -144,17 +148,17 @@ class MembershipEndpoint:
     def stores_of(self, job_id: JobId) -> frozenset[int]:
         return frozenset(number for owner, number in self._stores if owner == job_id)
 
-    def offer(self, job: Job, generation: Generation) -> None:
+    def offer(self, job: Job, offer: OfferGeneration) -> None:
         """Open the store first, so that the address that is told listens. A store that cannot be opened is no offer:
         the next look finds none and calls it off.
         """
-        store = RendezvousStore()
+        generation, store = offer.generation, RendezvousStore()
         try:
             port = store.start(self._settings.membership_host)
         except OSError as exc:
             self._log.error("store_failed", job_id=job.job_id, generation=generation.number, error=str(exc))
             return
-        self._stores[job.job_id, generation.number] = OpenStore(store=store, port=port)
+        self._stores[job.job_id, generation.number] = OpenStore(store=store, port=port, offer=offer)
         for name in (*generation.members, *generation.leavers):
             self._send_form(name, job, generation)
 
@@ -201,6 +205,8 @@ class MembershipEndpoint:
             store_port=opened.port,
             source=generation.source,
             checkpoint=generation.checkpoint,
+            older=opened.offer.older,
+            may_begin_anew=opened.offer.may_begin_anew,
         )
         self._send(name, message)
 

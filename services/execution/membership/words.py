@@ -1,11 +1,16 @@
 """What a trainer's message changes in the report of its member."""
 
+import re
 from dataclasses import replace
+from typing import Final
 
+from schemas.events.worker import SkippedCheckpoint
 from schemas.vocabulary import MemberPhase
+from services.execution.core.checkpoints import CANDIDATES_MAX
 from services.execution.core.seen import Report, StartedWord
 from tidewright import protocol
 
+_CHECKPOINT: Final = re.compile(r"g(\d{1,9})-s(\d{1,15})")
 _PHASES = {phase.value: phase for phase in MemberPhase}
 
 
@@ -34,7 +39,12 @@ def apply_message(report: Report, message: protocol.Message, *, now: float) -> R
         case protocol.Formed():
             return replace(report, formed=message.generation)
         case protocol.FormFailed():
-            return replace(report, failed=max(report.failed, message.generation), failure=message.reason)
+            return replace(
+                report,
+                failed=max(report.failed, message.generation),
+                failure=message.reason,
+                state_lost=message.generation if message.state_lost else report.state_lost,
+            )
         case protocol.FellBack():
             return replace(
                 _moved(report, now=now, generation=message.generation, waiting=False),
@@ -48,6 +58,7 @@ def apply_message(report: Report, message: protocol.Message, *, now: float) -> R
                 pause_seconds=message.pause_seconds,
                 resumed_generation=message.resumed_generation,
                 resumed_step=message.resumed_step,
+                skipped=tuple(_skipped(text) for text in message.skipped[:CANDIDATES_MAX]),
             )
             moved = _moved(report, now=now, generation=message.generation, step=message.step, waiting=False)
             return replace(moved, started=word, rank=message.rank, world=message.world)
@@ -59,6 +70,14 @@ def apply_message(report: Report, message: protocol.Message, *, now: float) -> R
             return replace(_moved(report, now=now, step=message.step), finished_step=message.step)
         case _:
             return report
+
+
+def _skipped(text: str) -> SkippedCheckpoint:
+    """``g<generation>-s<step>: why``; numbers that cannot be read are 0."""
+    name, _, reason = text.partition(": ")
+    match = _CHECKPOINT.fullmatch(name)
+    generation, step = (int(match[1]), int(match[2])) if match is not None else (0, 0)
+    return SkippedCheckpoint(generation=generation, step=step, reason=reason if match is not None else text)
 
 
 def is_news(message: protocol.Message, before: Report, after: Report) -> bool:

@@ -27,8 +27,10 @@ from schemas.events.worker import (
     GroupChanged,
     GroupEnded,
     GroupStarted,
+    ResumePoint,
     RoomFreed,
     RoomOverdue,
+    SkippedCheckpoint,
     StartFailed,
 )
 from schemas.resources import CPU, MEMORY, MILLI, SHM
@@ -132,6 +134,10 @@ class Group:
     freed_epoch: int = 0
     overdue: RoomOverdue | None = None
     start_failed: StartFailed | None = None
+    resumed_from: ResumePoint | None = None
+    """The checkpoint that this attempt went on from last, with what that cost; None if it never did."""
+    steps_dropped: int = 0
+    skipped: tuple[SkippedCheckpoint, ...] = ()
     checkpoint: Checkpointed | None = None
     checkpoint_failed: CheckpointFailed | None = None
 
@@ -263,6 +269,9 @@ def _fold_started(group: Group, data: GroupStarted, *, at: datetime) -> Group:
         image_digest=data.image_digest or group.image_digest,
         step=None if data.resumed_from is None else data.resumed_from.step,
         pause_seconds=None,
+        resumed_from=data.resumed_from,
+        steps_dropped=data.steps_dropped,
+        skipped=data.skipped,
     )
 
 
@@ -270,6 +279,8 @@ def _fold_changed(group: Group, data: GroupChanged, *, at: datetime) -> Group:
     is_old = data.attempt < group.attempt or (data.attempt == group.attempt and group.ended)
     if is_old or data.generation <= group.generation:
         return group
+    if data.resumed_from is not None or data.attempt > group.attempt:
+        group = replace(group, resumed_from=data.resumed_from, steps_dropped=data.steps_dropped, skipped=data.skipped)
     return replace(
         group,
         attempt=data.attempt,

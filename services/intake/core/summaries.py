@@ -23,9 +23,11 @@ from schemas.events.worker import (
     GroupEnded,
     GroupStarted,
     LostMember,
+    ResumePoint,
     RoleCount,
     RoomFreed,
     RoomOverdue,
+    SkippedCheckpoint,
     StartFailed,
 )
 from schemas.registry import AllocationData, EventData, JobData, WorkerData
@@ -238,15 +240,31 @@ def _say_whose(attributed_to: Attribution | None) -> str:
 def _say_started(data: GroupStarted) -> str:
     text = f"Runs with {say_workers(data.workers)}"
     if data.resumed_from is not None:
-        text += f", resumed from the checkpoint of step {data.resumed_from.step}"
-    if data.steps_dropped:
-        text += f"; {say_count(data.steps_dropped, 'step')} to be done again"
+        text += ","
+    elif data.skipped or data.steps_dropped:
+        text += ", anew from step 0"
+    return text + say_resumed(data.resumed_from, steps_dropped=data.steps_dropped, skipped=data.skipped)
+
+
+def say_resumed(
+    resumed_from: ResumePoint | None, *, steps_dropped: int, skipped: tuple[SkippedCheckpoint, ...]
+) -> str:
+    """What a group went on from, what that costs, and which newer checkpoints were not whole. May be empty."""
+    text = f" resumed from the checkpoint of step {resumed_from.step}" if resumed_from is not None else ""
+    if steps_dropped:
+        text += f"; {say_count(steps_dropped, 'step')} to be done again"
+    if skipped:
+        told = ", ".join(f"step {each.step} ({each.reason})" for each in skipped)
+        text += f"; skipped as not whole: {told}"
     return text
 
 
 def _say_changed(data: GroupChanged) -> str:
     pause = f"after a pause of {data.pause_seconds:.2f} s at step {data.step}"
     text = f"Goes on with {say_workers(data.workers)} {pause} ({data.cause})"
+    if data.resumed_from is not None:
+        text = f"Goes on with {say_workers(data.workers)} ({data.cause}),"
+        text += say_resumed(data.resumed_from, steps_dropped=data.steps_dropped, skipped=data.skipped)
     return f"{text}; lost: {', '.join(_say_lost(lost) for lost in data.lost)}" if data.lost else text
 
 

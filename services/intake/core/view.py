@@ -8,8 +8,8 @@ from schemas.vocabulary import JobFlag, JobPhase, MemberName, WaitCode
 from services.intake.core.phase import Standing, phase_of
 from services.intake.core.progress import estimate_of, is_late
 from services.intake.core.readmodel import JobRecord, QueueSeen, Registers
-from services.intake.core.registers import GrantState
-from services.intake.core.summaries import say_count, say_exit, say_workers, sentence
+from services.intake.core.registers import GrantState, Group
+from services.intake.core.summaries import say_count, say_exit, say_resumed, say_workers, sentence
 
 
 def standing_of(record: JobRecord, registers: Registers) -> Standing:
@@ -179,6 +179,8 @@ def say_why(
     parts += [text for flag, text in _FLAG_WORDS if flag in standing.flags]
     if standing.phase is JobPhase.RUNNING and decision is not None:
         parts.append(f"Last decision: {sentence(decision)}")
+    if standing.phase is JobPhase.RUNNING:
+        parts += _checkpoints(registers.group)
     parts += _overdue(registers, standing)
     if silent_seconds is not None and not standing.phase.is_terminal:
         parts.append(
@@ -218,6 +220,19 @@ def _overdue(registers: Registers, standing: Standing) -> list[str]:
     if standing.phase not in (JobPhase.RUNNING, JobPhase.STARTING, JobPhase.DRAINING):
         return []
     return [f"Not seen gone on {overdue.node}: {_listed(overdue.members)}; their room counts as held."]
+
+
+def _checkpoints(group: Group) -> list[str]:
+    """What this attempt went on from, and that checkpoints fail at present."""
+    parts = []
+    if group.resumed_from is not None:
+        resumed = say_resumed(group.resumed_from, steps_dropped=group.steps_dropped, skipped=group.skipped)
+        parts.append(sentence(f"It was{resumed}"))
+    failed, last = group.checkpoint_failed, group.checkpoint
+    if failed is not None and (last is None or (failed.generation, failed.step) > (last.generation, last.step)):
+        kept = "none is kept" if last is None else f"the last whole one is of step {last.step}"
+        parts.append(sentence(f"The checkpoint of step {failed.step} failed ({failed.reason}); {kept}"))
+    return parts
 
 
 def _listed(members: tuple[MemberName, ...]) -> str:
