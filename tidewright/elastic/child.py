@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from tidewright import protocol
+from tidewright import kinship, protocol
 from tidewright.elastic.admission import NotAdmitted, wait_for_admission
 
 NO_RECORD_EXIT: Final = 98
@@ -105,6 +105,7 @@ def run_worker(request: StartRequest, *, record_written: int, base_environment: 
     """
     try:
         os.setsid()
+        kinship.put_mark(kinship.mark_of(request.member, request.nonce))
         try:
             _open_log(f"{request.directory}/log")
         except OSError:  # a full disk is no fault of the script's

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from services.execution.core.seen import Process
 from services.execution.local import proc
+from tidewright.kinship import end_marked, mark_of
 
 _LEDGER_TAIL_BYTES: Final = 16_384
 _QUIET_LOOK_SECONDS: Final = 5.0
@@ -36,6 +37,7 @@ class Watched:
         self._boot_id = boot_id
         self._on_end = on_end
         self._record: Record | None = None
+        self._mark = 0
         self._descriptors: dict[str, int] = {}
         self._ticks = -1
         self._moved_at = 0.0
@@ -58,7 +60,11 @@ class Watched:
         exit_code, has_status = self._exit_status()
         ended = has_status or worker_over
         if ended and (
-            tree_gone or self._is_unseen(now, has_status=has_status, unseen_end_seconds=unseen_end_seconds)
+            tree_gone
+            or (
+                self._is_unseen(now, has_status=has_status, unseen_end_seconds=unseen_end_seconds)
+                and self._is_alone()
+            )
         ):
             self.close()
             step, finished = read_ledger_end(self.directory / "ledger.jsonl")
@@ -103,6 +109,7 @@ class Watched:
         value = _read_json(self.directory / "pid.json")
         if value is None or value.get("nonce") != self._nonce:
             return False
+        self._mark = mark_of(value["member"], self._nonce)
         self._record = Record(
             shim_pid=value["shim_pid"],
             shim_start=value["shim_start"],
@@ -143,6 +150,10 @@ class Watched:
         if self._unseen_since is None:
             self._unseen_since = now
         return has_status or now - self._unseen_since >= unseen_end_seconds
+
+    def _is_alone(self) -> bool:
+        """Nobody is left who would end what the worker has left behind; so that is done here, and looked at again."""
+        return end_marked((self._mark,)) == 0
 
     def _never_recorded(self) -> Process:
         """The zygote could not make the process, and said so: this incarnation is spent."""
