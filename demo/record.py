@@ -23,6 +23,8 @@ MARKS = "marks.jsonl"
 EVENTS = "events.jsonl"
 PROCESSES = "processes.jsonl"
 RUN = "run"
+KIN = "kin.jsonl"
+"""In a member's folder: processes that its script has started, named by themselves."""
 
 
 class BrokenRecord(ValueError):

@@ -3,7 +3,9 @@
 ``python -m demo.recorder --record FOLDER --state FOLDER --port N --marker TEXT``. It looks from outside: at /proc,
 at the files that trainers write, and at the public API. SIGTERM, or the end of its parent, makes it take a last
 sample and exit. A process belongs to the run if its environment carries the marker (``MARKER_VARIABLE``), if its
-working folder lies in the state folder, if a member's record names it, or if its parent belongs to the run.
+working folder lies in the state folder, if it holds a file there open, if a member's record names it, if its parent
+belongs to the run, or if a script has named it in a file ``kin.jsonl`` in its member's folder (lines of ``pid`` and
+``start``): whoever forks twice, cleared its environment and closed its files cannot be told in another way.
 """
 
 import argparse
@@ -19,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from demo.record import EVENTS, PROCESSES, RUN, Process
+from demo.record import EVENTS, KIN, PROCESSES, RUN, Process
 
 MARKER_VARIABLE: Final = "TIDEWRIGHT_DEMO_RUN"
 SAMPLE_SECONDS: Final = 0.25
@@ -41,6 +43,8 @@ class Seen:
     members: dict[Process, str] = field(default_factory=dict)
     strangers: dict[Process, int] = field(default_factory=dict)
     records: set[Path] = field(default_factory=set)
+    kin: dict[Path, int] = field(default_factory=dict)
+    """file of named processes -> how many of its lines are known"""
 
     def walk(self) -> tuple[dict[Process, str], list[Process]]:
         """Who of the run is alive (process -> state letter), and who is new, or newly known as a worker.
@@ -48,6 +52,7 @@ class Seen:
         Costs about 50 µs a process.
         """
         named = self._read_member_records()
+        self._read_kin()
         everyone = {process: (state, parent) for process, state, parent in _all_processes()}
         by_pid = {process.pid: process for process in everyone}
         new = [p for p in everyone if p not in self.known and self._is_ours(p)]
@@ -75,9 +80,22 @@ class Seen:
         try:
             if self.marker in (folder / "environ").read_bytes():
                 return True
-            return (folder / "cwd").readlink().is_relative_to(self.state)
+            if (folder / "cwd").readlink().is_relative_to(self.state):
+                return True
+            return any(Path(entry.path).readlink().is_relative_to(self.state) for entry in os.scandir(folder / "fd"))
         except OSError:
             return False
+
+    def _read_kin(self) -> None:
+        for path in (self.state / RUN).glob(f"*/*/{KIN}"):
+            try:
+                lines = path.read_bytes().split(b"\n")[:-1]
+            except OSError:
+                continue
+            for line in lines[self.kin.get(path, 0) :]:
+                named = json.loads(line)
+                self.members.setdefault(Process(named["pid"], named["start"]), "")
+            self.kin[path] = len(lines)
 
     def _read_member_records(self) -> list[Process]:
         """The workers whose records have appeared."""

@@ -138,6 +138,22 @@ def test_processes_of_the_run_are_found_and_no_others(tmp_path, port, sleepers):
     assert {p.pid for p in final.alive} & {marked.pid, inside.pid, stranger.pid} == {inside.pid}
 
 
+def test_who_hides_is_found_by_an_open_file_and_by_its_own_word(tmp_path, port, sleepers):
+    folder = tmp_path / "state" / "run" / "j01" / "worker-0-1"
+    folder.mkdir(parents=True)
+    held, named, stranger = (
+        ["/bin/sh", "-c", f"exec env -i {SLEEPER[0]} -S -c 'import time; time.sleep(60)' {redirected}"]
+        for redirected in (f"> {folder}/log", "", "")
+    )
+    held, named, stranger = sleepers({}, command=held), sleepers({}, command=named), sleepers({}, command=stranger)
+    stat = Path(f"/proc/{named.pid}/stat").read_text()
+    line = json.dumps({"pid": named.pid, "start": int(stat.rpartition(")")[2].split()[19])})
+    (folder / "kin.jsonl").write_text(f"{line}\n{line[:9]}")
+    with recorder(tmp_path, port):
+        until(lambda: {held.pid, named.pid} <= pids_seen(tmp_path))
+        assert stranger.pid not in pids_seen(tmp_path)
+
+
 def test_ledgers_and_logs_are_followed_and_workers_named(tmp_path, port, sleepers):
     folder = tmp_path / "state" / "run" / "j01" / "worker-0-1"
     folder.mkdir(parents=True)

@@ -174,7 +174,9 @@ def test_what_is_told_counts_samples_and_data_epochs_of_the_line() -> None:
 
 
 def test_a_ledger_of_nothing_proves_nothing() -> None:
-    assert read_training([], finished=True) == Training(steps=(), faults=(), repeated=0, samples=0, data_epochs=0)
+    assert read_training([], finished=True) == Training(
+        steps=(), faults=(), missing=(), repeated=0, samples=0, data_epochs=0
+    )
 
 
 def test_the_last_data_epoch_may_be_incomplete_while_the_job_goes_on() -> None:

@@ -70,6 +70,8 @@ class Training:
 
     steps: tuple[Step, ...]
     faults: tuple[str, ...]
+    missing: tuple[str, ...]
+    """those of the faults that say what was not done; the others say what was done twice, or by too few"""
     repeated: int
     """steps done again because nobody who had applied them was left, counted once for each group that had"""
     samples: int
@@ -93,10 +95,12 @@ def read_training(entries: Iterable[Entry], *, finished: bool) -> Training:
         faults += _incomplete(number, shares)
         for share in {e.rank: e for e in shares}.values():
             used[share.data_epoch].update(share.ids)
-    faults += _samples(used, finished=finished)
+    faults += _again(used)
+    missing = [*told.missing, *line.missing, *_left_out(used, finished=finished)]
     return Training(
         steps=tuple(_step(told.applied[g, number], number) for number, g in sorted(line.generations.items())),
-        faults=tuple(faults),
+        faults=(*faults, *missing),
+        missing=tuple(missing),
         repeated=sum(1 for generation, step in told.applied if line.generations.get(step) != generation),
         samples=sum(counts.total() for counts in used.values()),
         data_epochs=len(used),
@@ -117,6 +121,7 @@ class _Told:
     origins: dict[State, State] = field(default_factory=dict)
     finished: set[State] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
 
     def before(self, state: State) -> State | None:
         """The state that this one comes from (2); None if no ledger says so."""
@@ -155,7 +160,8 @@ def _follow(process: Sequence[Entry], told: _Told) -> None:
                 told.begun[place].append(entry)
             case "applied":
                 if held != place:
-                    told.faults.append(
+                    is_ahead = held is not None and held[1] < entry.step
+                    (told.missing if is_ahead else told.faults).append(
                         f"step {entry.step} was applied in generation {entry.generation} by pid {entry.pid}, which "
                         + ("held no state" if held is None else f"held step {held[1]} of generation {held[0]}")
                     )
@@ -189,6 +195,7 @@ class _Line:
     generations: dict[int, int] = field(default_factory=dict)
     states: set[State] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
 
     @property
     def first(self) -> int:
@@ -220,7 +227,7 @@ def _descend(last: State, told: _Told, line: _Line) -> None:
         if before is not None and before[1] < state[1]:
             line.generations[before[1]] = before[0]
         if before is None and state != FRESH:
-            line.faults.append(f"what generation {state[0]} held at step {state[1]} comes from nowhere")
+            line.missing.append(f"what generation {state[0]} held at step {state[1]} comes from nowhere")
         state = before
 
 
@@ -294,15 +301,19 @@ def _incomplete(number: int, shares: Sequence[Entry]) -> Iterator[str]:
         yield f"step {number} was begun by {len(processes)} processes for {len(ranks)} ranks"
 
 
-def _samples(used: dict[int, Counter[int]], *, finished: bool) -> Iterator[str]:
+def _again(used: dict[int, Counter[int]]) -> Iterator[str]:
+    for epoch, counts in sorted(used.items()):
+        again = sorted(sample for sample, count in counts.items() if count > 1)
+        if again:
+            yield f"data epoch {epoch} used {len(again)} samples more than once: {_listed(again)}"
+
+
+def _left_out(used: dict[int, Counter[int]], *, finished: bool) -> Iterator[str]:
     everything = sorted({sample for counts in used.values() for sample in counts})
     if everything and everything != list(range(len(everything))):
         yield f"sample ids are not 0..n-1: {len(everything)} different ones, the last is {everything[-1]}"
     last = max(used, default=0)
     for epoch, counts in sorted(used.items()):
-        again = sorted(sample for sample, count in counts.items() if count > 1)
-        if again:
-            yield f"data epoch {epoch} used {len(again)} samples more than once: {_listed(again)}"
         left_out = len(everything) - len(counts)
         if left_out and (finished or epoch != last):
             yield f"data epoch {epoch} left out {left_out} of {len(everything)} samples"
