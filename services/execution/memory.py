@@ -50,6 +50,18 @@ class JobView:
             checkpoint_failure=self.failure if now - self.failure_at >= interval else None,
         )
 
+    def skip(self, seconds: float, now: float) -> None:
+        """Count the last ``seconds`` on no clock: neither on those that run, nor as silence of a member."""
+        self.since = {condition: began + seconds for condition, began in self.since.items()}
+        self.reports = {
+            name: replace(
+                report,
+                heard_at=min(now, report.heard_at + seconds),
+                progressed_at=min(now, report.progressed_at + seconds),
+            )
+            for name, report in self.reports.items()
+        }
+
 
 class Memory:
     """All active jobs. ``wake`` is set whenever something happened that a decision may depend on."""

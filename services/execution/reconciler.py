@@ -45,6 +45,8 @@ from shared.telemetry.logs import get_logger
 _NONCES_AT_ONCE: Final = 64
 _CATALOGUE_SECONDS: Final = 1.0
 _FAILURE_PAUSE_SECONDS: Final = 0.5
+_GAP_SECONDS: Final = 2.0
+"""Two rounds that are further apart have time between them in which nothing could be decided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,8 @@ class Reconciler:
         self._told_write_offs: frozenset[MemberName] | None = None
         self._catalogued_at = float("-inf")
         self._settle_at = float("inf")
+        self._decided_at = float("inf")
+        self._is_behind = False
         self._log = get_logger(part="reconciler")
         self._round_seconds = instruments.histogram(
             "round_seconds", "One look at all jobs, commit and acts included."
@@ -118,12 +122,15 @@ class Reconciler:
             if stopping.is_set():
                 return
             try:
-                with self._round_seconds.time():
-                    await self._round()
+                if self._is_behind:
+                    await self._reload()
+                if self._lease.is_held:
+                    with self._round_seconds.time():
+                        await self._round()
             except (Unavailable, Conflict) as exc:
+                self._is_behind = True
                 self._log.warning("round_failed", reason=str(exc))
                 await asyncio.sleep(_FAILURE_PAUSE_SECONDS)
-                await self._reload()
 
     def _begin(self) -> None:
         """After a start, or a lease taken over: who runs is given time to come back."""
@@ -140,18 +147,17 @@ class Reconciler:
         self._memory.wake.clear()
 
     async def _reload(self) -> None:
-        """The outcome of a commit may be unknown: Postgres alone knows what is."""
-        try:
-            async with self._lease.transaction() as tx:
-                stored = await load_jobs(tx.connection)
-                self._published = await load_capacity(tx.connection)
-        except (Unavailable, Conflict):
-            return
+        """The outcome of a commit may be unknown: Postgres alone knows what is, and nothing is decided before."""
+        async with self._lease.transaction() as tx:
+            stored = await load_jobs(tx.connection)
+            self._published = await load_capacity(tx.connection)
         self._memory.reload(stored.values())
+        self._is_behind = False
 
     async def _round(self) -> None:
         if self._has_uncommitted():
             return
+        self._skip_gap(self._clock.monotonic())
         self._look()
         await self._look_for_checkpoints()
         planned = self._plan()
@@ -167,6 +173,15 @@ class Reconciler:
             planned = self._plan()
             await self._save(tx, planned)
         self._adopt(planned, committed=True)
+
+    def _skip_gap(self, now: float) -> None:
+        """Clocks on workers run while execution can decide: Postgres may have been away, or this process stopped."""
+        gap = now - self._decided_at
+        if gap > _GAP_SECONDS:
+            self._log.warning("clocks_skip", seconds=round(gap, 3))
+            for view in self._memory.jobs.values():
+                view.skip(gap, now)
+            self._decided_at = now
 
     async def _load_capacity(self) -> None:
         async with self._lease.transaction() as tx:
@@ -286,7 +301,7 @@ class Reconciler:
 
     def _adopt(self, planned: Round, *, committed: bool) -> None:
         """What was decided stands: make it visible, then act on it."""
-        now = self._clock.monotonic()
+        now = self._decided_at = self._clock.monotonic()
         if planned.capacity is not None:
             self._published, self._published_at = planned.capacity, now
             self._told_write_offs = planned.write_offs

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,14 @@ class GatedJob:
         if trains:
             await self.trains()
 
+    async def begin_without_admission(self) -> None:
+        """Worker 0 is forked and recorded, and never asks for admission: it waits for a reader of its log."""
+        log = self.bed.directory(self.name) / "log"
+        log.parent.mkdir(parents=True)
+        os.mkfifo(log)
+        await self.begin(trains=False)
+        await self.until(lambda: self.pid(0) is not None, "it is forked")
+
     async def trains(self) -> None:
         await self.bed.event(GroupStarted, self.name, seconds=60)
 
@@ -118,7 +127,9 @@ class GatedJob:
     async def at(self, gate: str, *members: str, seconds: float = 30.0) -> None:
         """Until so many as are named (``index-incarnation``) stand at the gate, or have passed the mark."""
         await self.until(
-            lambda: all((self.gates / f"{gate}.at.{who}").exists() for who in members), f"{members} at {gate}", seconds
+            lambda: all((self.gates / f"{gate}.at.{who}").exists() for who in members),
+            f"{members} at {gate}",
+            seconds,
         )
 
     async def until(self, condition: Any, what: str, seconds: float = 30.0) -> None:

@@ -80,7 +80,9 @@ async def come_to_the_moment(job: GatedJob, moment: str) -> None:
     await job.bed.resize(job.name, 2, 3)
     match moment:
         case "forming":
-            await job.until(lambda: job.pid(2) is not None and state_of(job.pid(2)) == "T", "the newcomer stands still")
+            await job.until(
+                lambda: job.pid(2) is not None and state_of(job.pid(2)) == "T", "the newcomer stands still"
+            )
         case "formed":
             await job.at("formed-2", "0-1", "1-1", "2-1")
         case "not_joined":

@@ -1,0 +1,104 @@
+"""Postgres is killed while execution lives: nothing is decided meanwhile, and no clock on workers runs."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from integration.elastic_bed import ZygoteBed
+from integration.execution_bed import ExecutionBed
+from integration.gated_training import GatedJob
+
+from schemas.events.worker import GroupEnded, StartFailed
+from shared.testing.postgres import DatabaseServer, database_server, temporary_state_directory
+
+RECOVER_SECONDS = 6.0
+START_SECONDS = 6.0
+LEASE_SECONDS = 2.0
+LONG_SECONDS = 8.0
+"""Longer than the lease, and than each of the clocks above."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[DatabaseServer]:
+    """A server of this file's own, since it is killed."""
+    with database_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def bed(server: DatabaseServer) -> Iterator[ExecutionBed]:
+    limits = {
+        "recover_seconds": str(RECOVER_SECONDS),
+        "start_seconds": str(START_SECONDS),
+        "lease_seconds": str(LEASE_SECONDS),
+        "lease_renew_seconds": "0.5",
+        "slots": "64",
+    }
+    with temporary_state_directory() as base, temporary_state_directory() as state, server.database() as database:
+        zygote = ZygoteBed(base)
+        zygote.start()
+        bed = ExecutionBed(database, state, zygote.socket_path, settings=limits)
+        try:
+            bed.start()
+            yield bed
+            bed.stop()
+        finally:
+            bed.clean_up()
+            zygote.stop()
+
+
+def kill_postgres(server: DatabaseServer) -> None:
+    pid = server.server.postmaster_pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("seconds", [1.5, LONG_SECONDS])
+async def test_who_dies_while_postgres_is_away_alone_is_replaced(
+    server: DatabaseServer, bed: ExecutionBed, tmp_path: Path, seconds: float
+) -> None:
+    job = GatedJob(bed, tmp_path, workers=3)
+    await job.begin(minimum=3)
+    pids, execution = job.pids(0, 2), bed.process.pid
+    kill_postgres(server)
+    os.kill(job.pid(1), signal.SIGKILL)
+    await asyncio.sleep(seconds)
+    assert job.pid(1, 2) is None, "nothing is started before its intent is committed"
+    server.server.start()
+    await job.is_whole(3)
+    job.assert_alive(pids)
+    assert bed.process.pid == execution
+    assert await job.incarnations() == {0: 1, 1: 2, 2: 1}
+    assert await job.lost() == [f"{job.name}/worker/1/1"]
+    job.assert_each_step_once()
+    await job.end()
+
+
+async def test_a_deadline_does_not_run_while_nothing_can_be_committed(
+    server: DatabaseServer, bed: ExecutionBed, tmp_path: Path
+) -> None:
+    """One is below its minimum for longer than it may be, one starts for too long: but not by execution's time."""
+    below, starting = GatedJob(bed, tmp_path / "below"), GatedJob(bed, tmp_path / "starting", workers=1)
+    await below.begin(minimum=2)
+    below.close("join-1-2")
+    os.kill(below.pid(1), signal.SIGKILL)
+    await below.at("join-1-2", "1-2")  # the clock of the minimum runs from here on
+    await starting.begin_without_admission()
+    began = time.monotonic()
+    kill_postgres(server)
+    await asyncio.sleep(LONG_SECONDS)
+    server.server.start()
+    await bed.ready()
+    assert time.monotonic() - began > max(RECOVER_SECONDS, START_SECONDS)
+    below.open("join-1-2")
+    await below.is_whole(2)
+    assert await bed.events(GroupEnded, below.name) == []
+    assert await below.incarnations() == {0: 1, 1: 2}
+    below.assert_each_step_once()
+    assert await bed.events(StartFailed, starting.name) == []
+    await bed.event(StartFailed, starting.name, seconds=3 * START_SECONDS)  # it goes on from where it stood
+    assert time.monotonic() - began > LONG_SECONDS + START_SECONDS / 2
