@@ -16,10 +16,11 @@ import pytest
 from services.execution.membership.rendezvous import RendezvousStore
 from tests.integration.elastic_bed import wait_until
 from tidewright import protocol
-from tidewright.elastic import group as group_module
+from tidewright.elastic import calls as calls_module
 from tidewright.elastic.agreement import Flags
 from tidewright.elastic.backend import paddle, prepare_backend
 from tidewright.elastic.control import Control, Speaker
+from tidewright.elastic.errors import GroupBroken
 from tidewright.elastic.gradients import reduce_gradients
 from tidewright.elastic.group import Group, form_group
 from tidewright.elastic.samples import Sampler, Section, Stopwatch, Where
@@ -174,59 +175,82 @@ def make_group(world: int = 2) -> Group:
     return Group(form, backend=prepare_backend(), store=None, process_group=None, side_group=None)
 
 
-def test_a_collective_that_hangs_after_the_cut_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_module, "HUNG_SECONDS", 0.3)
+@pytest.fixture
+def cut_off() -> Iterator[tuple[Group, socket.socket]]:
+    """A group with one peer, and the peer's end: closing it is the peer's death."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         own = socket.create_connection(listener.getsockname())
         peer, _ = listener.accept()
     group = make_group()
     group.adopt_sockets([os.dup(own.fileno())], to_store=[])
-    said: list[str] = []
-    group.watch(lambda _: said.append("broken"), lambda _: said.append("hung"))
-    group.collective_since = time.monotonic()
-    peer.close()
-    wait_until(lambda: said == ["broken", "hung"], 3)
+    yield group, peer
     group.drop_broken()
     own.close()
-
-
-def test_a_collective_that_comes_back_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_module, "HUNG_SECONDS", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        own = socket.create_connection(listener.getsockname())
-        peer, _ = listener.accept()
-    group = make_group()
-    group.adopt_sockets([os.dup(own.fileno())], to_store=[])
-    said: list[str] = []
-    group.watch(lambda _: said.append("broken"), lambda _: said.append("hung"))
     peer.close()
-    wait_until(lambda: said == ["broken"])
-    time.sleep(0.5)
+
+
+class Collective:
+    """Under way until ``released``."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.released = threading.Event()
+
+    def wait(self) -> None:
+        self.begun.set()
+        self.released.wait()
+
+
+def test_a_collective_that_never_comes_back_is_given_up_and_the_process_goes_on(
+    cut_off: tuple[Group, socket.socket],
+) -> None:
+    group, peer = cut_off
+    said: list[str] = []
+    group.watch(lambda _: said.append("broken"))
+    stuck = Collective()
+    threading.Thread(target=lambda: stuck.begun.wait() and peer.close(), daemon=True).start()
+    with pytest.raises(GroupBroken, match="did not come back"):
+        group._run(lambda: stuck)
     assert said == ["broken"]
-    with pytest.raises(group_module.GroupBroken, match="a peer is gone"):
-        group.check()
-    group.drop_broken()
-    own.close()
+    with pytest.raises(GroupBroken, match="a peer is gone"):
+        group._run(Collective)
+    stuck.released.set()
 
 
-def test_who_recovers_does_not_wait_for_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_module, "HANG_LOOK_SECONDS", 60.0)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        own = socket.create_connection(listener.getsockname())
-        peer, _ = listener.accept()
-    group = make_group()
-    group.adopt_sockets([os.dup(own.fileno())], to_store=[])
+def test_a_collective_that_raises_after_the_cut_says_why(cut_off: tuple[Group, socket.socket]) -> None:
+    group, peer = cut_off
+    group.watch(lambda _: None)
+
+    class Raises(Collective):
+        def wait(self) -> None:
+            peer.close()
+            time.sleep(0.05)
+            raise RuntimeError("headline\nconnection closed by peer")
+
+    with pytest.raises(GroupBroken, match=r"^connection closed by peer$"):
+        group._run(Raises)
+
+
+def test_who_recovers_does_not_wait_for_the_watchdog(
+    cut_off: tuple[Group, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls_module, "HUNG_SECONDS", 60.0)
+    group, peer = cut_off
     said: list[str] = []
-    group.watch(lambda _: said.append("broken"), lambda _: said.append("hung"))
-    group.collective_since = time.monotonic()
-    peer.close()
-    wait_until(lambda: said == ["broken"])
-    time.sleep(0.05)  # the watchdog is at its looks
-    group.collective_since = None
+    group.watch(lambda _: said.append("broken"))
+    slow = Collective()
+
+    def release() -> None:
+        peer.close()
+        wait_until(lambda: said == ["broken"])
+        time.sleep(0.05)  # the watchdog sees the call through
+        slow.released.set()
+
+    threading.Thread(target=release, daemon=True).start()
+    group._run(lambda: slow)
     began = time.monotonic()
     group.drop_broken()
     assert time.monotonic() - began < 30
-    own.close()
 
 
 # -- samples --------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ import os
 import select
 import signal
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NoReturn
@@ -15,13 +14,11 @@ import numpy as np
 from tidewright import protocol
 from tidewright.elastic import sockets
 from tidewright.elastic.backend import core, make_gloo_group, make_nccl_group, on_cpu
+from tidewright.elastic.calls import Calls
 from tidewright.elastic.devices import NCCL, Backend
 from tidewright.elastic.errors import GroupBroken
 
 STORE_SECONDS: Final = 60
-HUNG_SECONDS: Final = 5.0
-"""How long a collective may stay away after its group was cut: one that was begun after the cut may hang for ever."""
-HANG_LOOK_SECONDS: Final = 0.1
 _GO: Final = "tide/go"
 _PADDLE_ERRORS: Final = (RuntimeError, ValueError, OSError)
 
@@ -47,8 +44,7 @@ class Group:
         self._store_descriptors: list[int] = []
         self._watchdog: _Watchdog | None = None
         self._broken = False
-        self.collective_since: float | None = None
-        """monotonic; when the collective under way began"""
+        self._calls = Calls() if backend.survives_a_lost_peer else None
 
     @property
     def is_solo(self) -> bool:
@@ -82,16 +78,15 @@ class Group:
     def _run(self, begin: Callable[[], Any]) -> None:
         if self.is_solo:
             return
-        self.check()
-        self.collective_since = time.monotonic()
         try:
-            begin().wait()
+            if self._calls is not None:
+                self._calls.run(begin, check=self.check)
+            else:
+                self.check()
+                begin().wait()
         except _PADDLE_ERRORS as error:
-            raise GroupBroken(
-                str(error).strip().splitlines()[-1][:200] if str(error).strip() else "raised"
-            ) from error
-        finally:
-            self.collective_since = None
+            lines = str(error).strip().splitlines()
+            raise GroupBroken(lines[-1][:200] if lines else "raised") from error
 
     def check(self) -> None:
         """A collective that is begun on a cut group may hang for ever, so this stands before every one."""
@@ -121,11 +116,11 @@ class Group:
         self._store_descriptors = to_store
         sockets.notice_lost_hosts(descriptors)
 
-    def watch(self, on_broken: Callable[["Group"], None], on_hung: Callable[["Group"], None]) -> None:
+    def watch(self, on_broken: Callable[["Group"], None]) -> None:
         """Have a thread cut this group as soon as a peer is gone. Replaces a watch that is there."""
         self.unwatch()
         if self._descriptors:
-            self._watchdog = _Watchdog(self, self._descriptors, on_broken, on_hung)
+            self._watchdog = _Watchdog(self, self._descriptors, on_broken)
             self._watchdog.start()
 
     def unwatch(self) -> None:
@@ -136,6 +131,14 @@ class Group:
     def mark_broken(self) -> None:
         self._broken = True
         sockets.cut(self._descriptors)
+
+    def see_calls_through(self, stop: int) -> None:
+        """After the cut: wait until no collective is under way, and give up one that stays away.
+
+        Comes back as soon as the descriptor ``stop`` can be read.
+        """
+        if self._calls is not None:
+            self._calls.see_through(stop)
 
     def drop_broken(self) -> None:
         """Give up a group whose collective has raised."""
@@ -154,6 +157,8 @@ class Group:
         sockets.let_go(self._store_descriptors)  # who waits in it for the source must come back
         sockets.cut(self._store_descriptors)
         sockets.close_all([*self._descriptors, *self._store_descriptors])
+        if self._calls is not None:
+            self._calls.close()
         self._descriptors, self._store_descriptors = [], []
         self._process_group, self._side_group, self._store = None, None, None
 
@@ -161,17 +166,10 @@ class Group:
 class _Watchdog:
     """Polls a group's sockets; in a full mesh each member sees each death by itself."""
 
-    def __init__(
-        self,
-        group: Group,
-        descriptors: list[int],
-        on_broken: Callable[[Group], None],
-        on_hung: Callable[[Group], None],
-    ) -> None:
+    def __init__(self, group: Group, descriptors: list[int], on_broken: Callable[[Group], None]) -> None:
         self._group = group
         self._own = [os.dup(descriptor) for descriptor in descriptors]
         self._on_broken = on_broken
-        self._on_hung = on_hung
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="tide-watchdog", daemon=True)
@@ -195,18 +193,8 @@ class _Watchdog:
         if not self._stopped:
             self._group.mark_broken()
             self._on_broken(self._group)
-            self._watch_for_a_hang()
+            self._group.see_calls_through(self._stop)
         sockets.close_all(self._own)
-
-    def _watch_for_a_hang(self) -> None:
-        cut_at = time.monotonic()
-        stop = select.poll()  # who recovers joins this thread: it must not sleep through being told to stop
-        stop.register(self._stop, select.POLLIN)
-        while not self._stopped and (since := self._group.collective_since) is not None:
-            if time.monotonic() - max(since, cut_at) > HUNG_SECONDS:
-                self._on_hung(self._group)
-                return
-            stop.poll(HANG_LOOK_SECONDS * 1000)
 
 
 def form_group(form: protocol.Form, backend: Backend, *, on_store: Callable[[int], None]) -> Group:

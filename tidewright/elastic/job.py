@@ -281,7 +281,6 @@ class Job:
         offers = Offers(
             backend=self._backend,
             say=self._say,
-            on_hung=lambda group: self._trainer.on_hung(group) if self._trainer is not None else None,
             changed=self._changed,
         )
         self._offers = offers

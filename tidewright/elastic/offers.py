@@ -65,12 +65,10 @@ class Offers:
         *,
         backend: Backend,
         say: Callable[[protocol.Message], None],
-        on_hung: Callable[[Group], None],
         changed: threading.Condition,
     ) -> None:
         self._backend = backend
         self._say = say
-        self._on_hung = on_hung
         self._changed = changed
         self._forming: _Forming | None = None
         self._ready: Formation | None = None
@@ -155,7 +153,7 @@ class Offers:
         try:
             if forming.form.rank >= 0:
                 group = form_group(forming.form, self._backend, on_store=lambda one: self._on_store(forming, one))
-                group.watch(self._on_lost, self._on_hung)
+                group.watch(self._on_lost)
         except GroupBroken as error:
             self._forming_failed(forming, str(error))
             return

@@ -149,7 +149,7 @@ class Trainer:
     def _return_to(self, old: Group, *, failed: int) -> None:
         """The older generation goes on, from its most advanced member."""
         self.group = None
-        old.watch(self._on_group_broken, self.on_hung)
+        old.watch(self._on_group_broken)
         try:
             self._catch_up(old)
         except GroupBroken as error:
@@ -325,7 +325,7 @@ class Trainer:
             self._parts.keeper.note_loaded(self.step)
         else:
             self._parts.keeper.note_due(self.step)
-        group.watch(self._on_group_broken, self.on_hung)
+        group.watch(self._on_group_broken)
         self._use(group)
         self._parts.ledger.write("adopted", **self._place(self.step), parent_generation=parent, source=source)
         if shrunk_to_one:
@@ -338,15 +338,9 @@ class Trainer:
         standing.set(generation=group.generation, rank=group.rank, world=group.world, step=self.step, waiting=False)
 
     def _on_group_broken(self, group: Group) -> None:
-        """From the watchdog's thread. The group is cut: what is under way raises with gloo, and hangs with NCCL."""
+        """From the watchdog's thread. What is under way comes back on gloo, and hangs on NCCL."""
         if not group.backend.survives_a_lost_peer and group is self.group and not self._is_leaving_or_done:
             die_as_lost(f"a peer in generation {group.generation} is gone; this process is to be replaced")
-
-    def on_hung(self, group: Group) -> None:
-        """From the watchdog's thread: a collective does not come back from a cut group, so this process is lost."""
-        if self._confirmed:
-            self._parts.keeper.write(self.step)
-        die_as_lost(f"a collective of generation {group.generation} hangs; this process is to be replaced")
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
