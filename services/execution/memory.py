@@ -3,12 +3,15 @@
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from schemas.vocabulary import JobId, MemberName
 from services.execution.core.checkpoints import Shelf
 from services.execution.core.seen import Process, Report, Seen, StartError
 from services.execution.core.state import Checkpoint, Desired, Job, Member
 from services.execution.store import StoredJob, is_active
+
+WORDS_MAX: Final = 64
 
 
 @dataclass(slots=True)
@@ -32,6 +35,12 @@ class JobView:
     @property
     def job(self) -> Job:
         return self.stored.job
+
+    def note_checkpoint(self, word: Checkpoint) -> None:
+        """Keep it for the catalogue. While nothing can be committed only so many wait: the newest ones."""
+        self.words.append(word)
+        if len(self.words) > WORDS_MAX:
+            self.words.remove(min(self.words, key=lambda each: (each.step, each.generation)))
 
     def seen(self, *, stores: frozenset[int], settled: bool, now: float, interval: float) -> Seen:
         """One look. ``interval``: seconds between two announcements of checkpoints."""
@@ -70,7 +79,6 @@ class Memory:
         self.jobs: dict[JobId, JobView] = {}
         self.wake = asyncio.Event()
         self.settled = False
-        self.is_loaded = False
 
     def reload(self, stored: Iterable[StoredJob]) -> None:
         """Replace what is committed; what was heard and seen of jobs that are still there is kept."""
@@ -82,7 +90,6 @@ class Memory:
                 view = JobView(stored=item)
             view.stored = item
             self.jobs[item.job.job_id] = view
-        self.is_loaded = True
         self.wake.set()
 
     def commit(self, stored: StoredJob) -> None:

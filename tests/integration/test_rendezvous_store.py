@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -143,3 +144,22 @@ def test_closing_twice_and_an_address_of_another_host() -> None:
     server.close()
     with pytest.raises(OSError, match="assign"):
         RendezvousStore().start("192.0.2.1")
+
+
+def test_who_asks_much_and_takes_no_answer_costs_little_memory(store: tuple[RendezvousStore, int]) -> None:
+    """One packet holds thousands of requests, each for a great value."""
+    _, port = store
+    good = client(port)
+    good.set("great", b"x" * VALUE_BYTES_MAX)
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+    before = high_water_bytes()
+    with raw(port) as greedy:
+        greedy.sendall((struct.pack("<iQ", 1, 6) + b"/great") * 1000)
+        time.sleep(0.2)  # it has arrived; the second of these comes in a later round than it
+        assert [good.add("count", 1) for _ in range(2)] == [1, 2]
+    assert high_water_bytes() - before < 64 << 20
+
+
+def high_water_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))

@@ -79,7 +79,7 @@ class MembershipEndpoint:
         self._checkpoint_directory_of = checkpoint_directory_of
         self._connections: dict[MemberName, Connection] = {}
         self._writers: set[asyncio.StreamWriter] = set()
-        self._answers: dict[tuple[MemberName, str], list[asyncio.Future[str]]] = {}
+        self._answers: dict[tuple[MemberName, str], asyncio.Future[str]] = {}
         self._stores: dict[tuple[JobId, int], OpenStore] = {}
         self._metrics_url = ""
         self._log = get_logger(part="membership")
@@ -117,9 +117,8 @@ class MembershipEndpoint:
         return self._settings.membership_advertise_host or self._settings.membership_host
 
     def _close_all(self) -> None:
-        for futures in self._answers.values():
-            for future in futures:
-                future.cancel()  # whoever asks stays without an answer, and asks again
+        for future in self._answers.values():
+            _leave_unanswered(future)
         for writer in list(self._writers):
             writer.transport.abort()
         for key in list(self._stores):
@@ -141,9 +140,9 @@ class MembershipEndpoint:
     # -- what the reconciler asks for -------------------------------------------------------------------------
 
     def answer_admission(self, name: MemberName, nonce: str, refusal: str) -> None:
-        for future in self._answers.pop((name, nonce), []):
-            if not future.done():
-                future.set_result(refusal)
+        future = self._answers.pop((name, nonce), None)
+        if future is not None and not future.done():
+            future.set_result(refusal)
 
     def stores_of(self, job_id: JobId) -> frozenset[int]:
         return frozenset(number for owner, number in self._stores if owner == job_id)
@@ -249,25 +248,29 @@ class MembershipEndpoint:
             writer.close()
 
     async def _admit(self, message: protocol.Admit, writer: asyncio.StreamWriter) -> None:
-        """Hold the question until the commit that answers it."""
+        """Hold the question until the commit that answers it.
+
+        Whoever asks again has given up its former connection. That one is let go, or a long outage of Postgres would
+        fill this process with them. Names that were never committed are refused here, and so take no room.
+        """
         name = MemberName(message.member)
         view = self._known(name, message.token)
-        if view is None:
+        if view is None or view.job.member(name) is None:
             await self._refuse(writer, "the job has ended, or the token is wrong")
             return
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         key = (name, message.nonce)
-        self._answers.setdefault(key, []).append(answer)
+        former = self._answers.get(key)
+        if former is not None:
+            _leave_unanswered(former)
+        self._answers[key] = answer
         view.asking[name] = message.nonce
         self._memory.wake.set()
         try:
             refusal = await answer
         finally:
-            waiting = self._answers.get(key)
-            if waiting is not None and answer in waiting:
-                waiting.remove(answer)
-                if not waiting:
-                    del self._answers[key]
+            if self._answers.get(key) is answer:
+                del self._answers[key]
         if refusal:
             await self._refuse(writer, refusal)
         else:
@@ -317,7 +320,7 @@ class MembershipEndpoint:
         match message:
             case protocol.CheckpointWritten():
                 written = Checkpoint(generation=message.generation, step=message.step, location=message.location)
-                view.words.append(written)
+                view.note_checkpoint(written)
             case protocol.CheckpointFailed():
                 view.failure = (message.generation, message.step, message.reason)
                 self._log.warning("checkpoint_failed", job_id=view.job.job_id, step=message.step)
@@ -351,3 +354,9 @@ class MembershipEndpoint:
         self._log.info("refused", reason=reason)
         writer.write(protocol.encode(protocol.Refused(reason=reason)))
         await writer.drain()
+
+
+def _leave_unanswered(answer: asyncio.Future[str]) -> None:
+    """End its connection: whoever asks stays without an answer, and asks again."""
+    if not answer.done():
+        answer.set_exception(ConnectionAbortedError())

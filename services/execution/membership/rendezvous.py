@@ -4,6 +4,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from enum import IntEnum
@@ -12,7 +13,9 @@ from typing import Final
 KEY_BYTES_MAX: Final = 4096
 VALUE_BYTES_MAX: Final = 1 << 20
 STORE_BYTES_MAX: Final = 64 << 20
+OUTBOUND_BYTES_MAX: Final = 4 * VALUE_BYTES_MAX
 CONNECTIONS_MAX: Final = 4096
+_ACCEPT_PAUSE_SECONDS: Final = 0.01
 _LENGTH: Final = struct.Struct("<Q")
 _INT32: Final = struct.Struct("<i")
 _INT64: Final = struct.Struct("<q")
@@ -113,6 +116,7 @@ class RendezvousStore:
         try:
             connection, _ = self._listener.accept()
         except OSError:  # it gave up before its turn, or no descriptor is left: others go on
+            time.sleep(_ACCEPT_PAUSE_SECONDS)  # the second shows again at once
             return
         if len(self._clients) >= CONNECTIONS_MAX:
             connection.close()
@@ -151,6 +155,8 @@ class RendezvousStore:
             command, key, argument, size = request
             del client.inbound[:size]
             self._answer(client, command, key, argument)
+            if len(client.outbound) > OUTBOUND_BYTES_MAX:  # within the loop: one packet holds thousands of requests
+                self._flush(client)
         if len(client.inbound) > KEY_BYTES_MAX + VALUE_BYTES_MAX:
             raise _BadRequest("sends on without waiting for its answer")
 
@@ -207,7 +213,7 @@ class RendezvousStore:
         if client.outbound:
             with suppress(BlockingIOError):
                 del client.outbound[: client.socket.send(client.outbound)]
-        if len(client.outbound) > 4 * VALUE_BYTES_MAX:
+        if len(client.outbound) > OUTBOUND_BYTES_MAX:
             raise _BadRequest("takes no answers")
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.outbound else 0)
         if self._selector.get_key(client.socket).events != wanted:
