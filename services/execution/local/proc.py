@@ -1,11 +1,20 @@
-"""Reads of ``/proc`` and pidfds: whether a process is the one that was recorded, what it does, what is below it."""
+"""Reads of ``/proc`` and pidfds: whether a process is the one that was recorded, what it does, what is below it.
 
+Where the kernel has no descriptor or memory left for a look, all of them raise Unavailable: not knowing is not gone.
+"""
+
+import errno
 import os
 import select
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+from shared.errors import Unavailable
+
+_SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +31,8 @@ def read_stat(pid: int) -> Stat | None:
     """None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    except OSError as exc:
+        raise_shortage(exc)
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name in brackets may hold blanks
     return Stat(
@@ -31,6 +41,12 @@ def read_stat(pid: int) -> Stat | None:
         start=int(fields[19]),
         wait_status=int(fields[-1]),
     )
+
+
+def raise_shortage(exc: OSError) -> None:
+    """Raises Unavailable if this error says nothing about what was looked at, only about us."""
+    if exc.errno in _SHORTAGES:
+        raise Unavailable(f"cannot look at processes: {exc.strerror}") from exc
 
 
 def boot_id() -> str:
@@ -44,9 +60,14 @@ def open_pidfd(pid: int, start: int) -> int | None:
     """
     try:
         descriptor = os.pidfd_open(pid)
-    except OSError:
+    except OSError as exc:
+        raise_shortage(exc)
         return None
-    stat = read_stat(pid)
+    try:
+        stat = read_stat(pid)
+    except Unavailable:
+        os.close(descriptor)
+        raise
     if stat is None or stat.start != start:
         os.close(descriptor)
         return None
