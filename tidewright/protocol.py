@@ -315,8 +315,8 @@ def decode(line: bytes) -> Message:
         if isinstance(got, list):
             if not all(isinstance(each, str) for each in got):
                 raise ProtocolError(f"{kind}.{field.name} must be a list of strings")
-            got = tuple(_unicode(each) for each in got)
-        arguments[field.name] = _unicode(got) if isinstance(got, str) else got
+            got = tuple(unicode_of(each) for each in got)
+        arguments[field.name] = unicode_of(got) if isinstance(got, str) else got
     return cls(**arguments)
 
 
@@ -334,5 +334,6 @@ def _finite(text: str) -> float:
     return number
 
 
-def _unicode(text: str) -> str:
+def unicode_of(text: str) -> str:
+    """What UTF-8 and Postgres can hold: half a surrogate pair becomes "?"."""
     return text.encode("utf-8", "replace").decode()

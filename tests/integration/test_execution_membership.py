@@ -5,23 +5,21 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
-from typing import Any, ClassVar
 
 import pytest
 import pytest_asyncio
 from integration.elastic_bed import ZygoteBed, is_alive
 from integration.execution_bed import NAMES, ExecutionBed
+from integration.trainer_talk import Talk, hello, run_sleeper
 
 from schemas.events.worker import GroupEnded, GroupStarted, StartFailed
-from schemas.vocabulary import Attribution, Mode
+from schemas.vocabulary import Attribution
 from shared.signing import trainer_token
 from shared.testing.harness import TEST_KEY
 from shared.testing.postgres import DatabaseServer, temporary_state_directory
 from tidewright import protocol
 
 SETTINGS = {"start_seconds": "3", "start_retry_seconds": "0.05", "slots": "32"}
-SLEEPER = "import time\nprint('runs')\ntime.sleep(300)\n"
 
 
 @pytest.fixture(scope="module")
@@ -53,74 +51,6 @@ def job() -> str:
 async def connections() -> AsyncIterator[None]:
     yield
     await Talk.close_all()
-
-
-class Talk:
-    """A raw connection to the endpoint."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    opened: ClassVar[list["Talk"]] = []
-
-    @classmethod
-    async def open(cls, bed: ExecutionBed) -> "Talk":
-        port = int((bed.state / "membership.port").read_text())
-        talk = cls(*await asyncio.open_connection("127.0.0.1", port))
-        cls.opened.append(talk)
-        return talk
-
-    @classmethod
-    async def close_all(cls) -> None:
-        while cls.opened:
-            writer = cls.opened.pop().writer
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
-
-    def say(self, message: protocol.Message) -> None:
-        self.writer.write(protocol.encode(message))
-
-    async def hear(self, seconds: float = 10.0) -> protocol.Message | None:
-        """The next message; None when the connection was closed."""
-        async with asyncio.timeout(seconds):
-            try:
-                line = await self.reader.readline()
-            except ConnectionError:
-                return None
-        return protocol.decode(line) if line else None
-
-
-def hello(job: str, **changes: Any) -> protocol.Hello:
-    values = {
-        "version": protocol.PROTOCOL_VERSION,
-        "token": trainer_token(TEST_KEY, job),
-        "member": f"{job}/worker/0/1",
-        "nonce": "",
-        "pid": 1,
-        "attempt": 1,
-        "generation": 0,
-        "formed": 0,
-        "step": 0,
-        "rank": -1,
-        "world": 0,
-        "phase": "starting",
-        "waiting": False,
-    }
-    return protocol.Hello(**{**values, **changes})
-
-
-async def run_sleeper(bed: ExecutionBed, job: str) -> str:
-    """A live job whose script never joins, so that the test can speak for it. Gives its nonce."""
-    script = bed.state / "sleeper.py"
-    script.write_text(SLEEPER)
-    await bed.submit(job, mode=Mode.LIVE, script=str(script))
-    await bed.grant(job, 1)
-
-    async def admitted() -> Any:
-        return [m["nonce"] for m in await bed.members(job) if m["state"] == "admitted"]
-
-    return (await bed.until(admitted))[0]
 
 
 async def test_only_the_admitted_process_with_the_token_is_heard(bed: ExecutionBed, job: str) -> None:

@@ -11,9 +11,12 @@ from typing import Any, Final
 
 from services.execution.core.seen import Process
 from services.execution.local import proc
+from tidewright import protocol
 from tidewright.kinship import end_marked, mark_of
 
 _LEDGER_TAIL_BYTES: Final = 16_384
+_RECORD_BYTES_MAX: Final = 65_536
+_CODES: Final = 1 << 16
 _QUIET_LOOK_SECONDS: Final = 5.0
 
 
@@ -26,6 +29,7 @@ class Record:
     worker_pid: int
     worker_start: int
     boot_id: str
+    member: str
 
 
 class Watched:
@@ -57,12 +61,11 @@ class Watched:
         assert self._record is not None
         worker_over = self._is_over("worker")
         tree_gone = (self.directory / "gone").exists()  # written after the status: look for it before
-        exit_code, has_status = self._exit_status()
-        ended = has_status or worker_over
-        if ended and (
+        exit_code = self._exit_code() if worker_over else None
+        if worker_over and (
             tree_gone
             or (
-                self._is_unseen(now, has_status=has_status, unseen_end_seconds=unseen_end_seconds)
+                self._is_unseen(now, has_status=exit_code is not None, unseen_end_seconds=unseen_end_seconds)
                 and self._is_alone()
             )
         ):
@@ -78,7 +81,7 @@ class Watched:
                 ledger_finished=finished,
             )
             return self._final
-        if ended:
+        if worker_over:
             return Process(recorded=True, pid=self._record.worker_pid, ended=True, exit_code=exit_code)
         return self._alive(now, self._record, watch_activity=watch_activity)
 
@@ -107,24 +110,19 @@ class Watched:
 
     def _find(self, now: float) -> bool:
         value = _read_json(self.directory / "pid.json")
-        if value is None or value.get("nonce") != self._nonce:
+        record = _to_record(value) if value is not None and value.get("nonce") == self._nonce else None
+        if record is None:
             return False
-        self._mark = mark_of(value["member"], self._nonce)
-        self._record = Record(
-            shim_pid=value["shim_pid"],
-            shim_start=value["shim_start"],
-            worker_pid=value["worker_pid"],
-            worker_start=value["worker_start"],
-            boot_id=value["boot_id"],
-        )
+        self._mark = mark_of(record.member, self._nonce)
+        if record.boot_id == self._boot_id:
+            self._open("shim", record.shim_pid, record.shim_start)
+            self._open("worker", record.worker_pid, record.worker_start)
+        self._record = record  # only now: a look that ran out of descriptors is repeated
         self._moved_at = self._active_at = now
-        if self._record.boot_id == self._boot_id:
-            self._open("shim", self._record.shim_pid, self._record.shim_start)
-            self._open("worker", self._record.worker_pid, self._record.worker_start)
         return True
 
     def _open(self, what: str, pid: int, start: int) -> None:
-        descriptor = proc.open_pidfd(pid, start)
+        descriptor = proc.open_pidfd(pid, start) if what not in self._descriptors else None
         if descriptor is not None:
             self._descriptors[what] = descriptor
             asyncio.get_running_loop().add_reader(descriptor, self._ended, descriptor)
@@ -137,11 +135,11 @@ class Watched:
     def _is_over(self, what: str) -> bool:
         return what not in self._descriptors or proc.has_ended(self._descriptors[what])
 
-    def _exit_status(self) -> tuple[int | None, bool]:
-        value = _read_json(self.directory / "exit.json")
-        if value is None:
-            return None, False
-        return value["code"], True
+    def _exit_code(self) -> int | None:
+        """Once the worker is over: before, such a file would be somebody else's."""
+        value = _read_json(self.directory / "exit.json") or {}
+        code = value.get("code")
+        return code if type(code) is int and abs(code) < _CODES else None
 
     def _is_unseen(self, now: float, *, has_status: bool, unseen_end_seconds: float) -> bool:
         """Worker and shim are both over, and who may still write the status had its time."""
@@ -181,31 +179,53 @@ class Watched:
 
 def read_ledger_end(path: Path) -> tuple[int, bool]:
     """(steps applied, training complete) by the last lines of a trainer's ledger; (0, False) without one."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _LEDGER_TAIL_BYTES))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return 0, False
     step, finished = 0, False
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue  # the first one may be cut, the last one unfinished
-        if isinstance(value, dict) and value.get("k") == "applied" and isinstance(value.get("step"), int):
+    for line in _tail(path, _LEDGER_TAIL_BYTES).split(b"\n"):
+        value = _to_object(line) or {}  # the first one may be cut, the last one unfinished
+        if value.get("k") == "applied" and type(value.get("step")) is int and value["step"] < protocol.NUMBER_MAX:
             step = max(step, value["step"] + 1)
-        finished = finished or (isinstance(value, dict) and value.get("k") == "finished")
+        finished = finished or value.get("k") == "finished"
     return step, finished
 
 
+# -- files that the worker itself could have written: whatever they hold hurts nobody else ------------------------
+
+
+def _to_record(value: dict[str, Any]) -> Record | None:
+    fields = {name: value.get(name) for name in ("shim_pid", "shim_start", "worker_pid", "worker_start")}
+    numbers = {name: n for name, n in fields.items() if type(n) is int and 0 < n < protocol.NUMBER_MAX}
+    boot_id, member = value.get("boot_id"), value.get("member")
+    if len(numbers) < len(fields) or not isinstance(boot_id, str) or not isinstance(member, str):
+        return None
+    return Record(**numbers, boot_id=boot_id, member=protocol.unicode_of(member))
+
+
 def _read_json(path: Path) -> dict[str, Any] | None:
+    return _to_object(_tail(path, _RECORD_BYTES_MAX))
+
+
+def _to_object(text: bytes) -> dict[str, Any] | None:
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        value = json.loads(text)
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _tail(path: Path, size_bytes: int) -> bytes:
+    """The last so many bytes of a file; nothing of what is none: to open a pipe could take for ever."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as exc:
+        proc.raise_shortage(exc)
+        return b""
+    try:
+        begin = max(0, os.lseek(descriptor, 0, os.SEEK_END) - size_bytes)
+        return os.pread(descriptor, size_bytes, begin)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
 
 
 def _size_of(path: Path) -> int:
