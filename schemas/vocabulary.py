@@ -115,6 +115,40 @@ class Attribution(StrEnum):
     PLATFORM = "platform"
 
 
+class EndCause(StrEnum):
+    """What ended a process, an attempt or a job. For programs; the reason beside it says it to people."""
+
+    COMPLETED = "Completed"
+    STOPPED = "Stopped"
+    """We asked for it: a resize, a preemption, a hold, a cancel. Nobody's fault."""
+    EXIT_CODE = "ExitCode"
+    COMMAND_NOT_FOUND = "CommandNotFound"
+    COMMAND_NOT_EXECUTABLE = "CommandNotExecutable"
+    CRASHED = "Crashed"
+    """Ended by a signal that it drew upon itself."""
+    OUT_OF_MEMORY = "OutOfMemory"
+    ENDED_EARLY = "EndedEarly"
+    """Exit 0 before the training was complete."""
+    NEVER_JOINED = "NeverJoined"
+    NOT_STARTABLE = "NotStartable"
+    """What the job names (script, working folder, interpreter) is not there."""
+    RUN_TIME_LIMIT = "RunTimeLimit"
+    KILLED = "Killed"
+    """Ended by a signal from outside that was not ours."""
+    PEER_LOST = "PeerLost"
+    """It ended because another member of its group was taken away."""
+    UNSEEN = "Unseen"
+    STUCK = "Stuck"
+    NODE_RESTARTED = "NodeRestarted"
+    NODE_OUT_OF_MEMORY = "NodeOutOfMemory"
+    """The kernel ended it although it used no more than it had asked for."""
+    STATE_LOST = "StateLost"
+    BELOW_MINIMUM = "BelowMinimum"
+    NOT_FORMED = "NotFormed"
+    NO_PROGRESS = "NoProgress"
+    """The platform ended too many attempts in a row without one step further."""
+
+
 class MemberPhase(StrEnum):
     """What a member is doing; each phase has its own limit before the member counts as abnormal."""
 

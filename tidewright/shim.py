@@ -1,12 +1,16 @@
 """The parent of one worker: keeps its exit status, watches it, and ends the whole tree below it.
 
-Run as ``python -S -E -I -B shim.py DIRECTORY WORKER_PID INTERVAL_SECONDS`` by a process that has forked the worker,
-written ``pid.json`` and made itself subreaper and session leader; ``exec`` keeps all of that. It imports nothing
-that is not frozen or built in, since one of it runs beside every worker (4 MB, 20 ms).
+Run as ``python -S -E -I -B shim.py DIRECTORY WORKER_PID INTERVAL_SECONDS MEMORY_BYTES`` by a process that has forked
+the worker, written ``pid.json`` and made itself subreaper and session leader; ``exec`` keeps all of that. It imports
+nothing that is not frozen or built in, since one of it runs beside every worker (4 MB, 20 ms).
 
 In DIRECTORY it writes ``watch`` (64 bytes, rewritten in place every interval: wall time, state letter, CPU ticks
 of the worker), ``exit.json`` once the worker has ended, ``gone`` when nothing of its tree is left. SIGTERM, SIGINT
 and SIGHUP are passed on to the worker. It outlives the services; nobody needs to talk to it.
+
+A tree that uses more than MEMORY_BYTES (0: as much as there is) is ended. The status says so, and also if the kernel
+has killed something for want of memory at the moment of a SIGKILL: it counts that in the worker's memory cgroup
+(``memory.events`` in v2, ``memory.oom_control`` in v1), or else for the whole machine (``/proc/vmstat``).
 """
 
 import os
@@ -19,6 +23,12 @@ WRITE_AGAIN_SECONDS = 0.5
 WRITE_GIVE_UP_SECONDS = 60.0
 """How long a full disk may keep the exit status from being written before it is given up as unknown."""
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+MEMORY_SECONDS = 0.25
+"""How often a tree that has a limit is measured."""
+KILL_SECONDS = 10.0
+"""How long a killed process may take to give its memory back: so long a count that rose may be about it."""
+UNLIMITED_BYTES = 1 << 60
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def write_atomically(directory: str, name: str, text: str) -> None:
@@ -64,28 +74,175 @@ def children_of(pid: int) -> "list[int]":
     return [int(word) for word in text.split()]
 
 
-def exit_record(worker: int, status: int, at: float) -> str:
-    """The text of ``exit.json``; ``code`` is negative for a signal."""
+def read_text(path: str) -> str:
+    """All of a small file of the kernel's; empty if it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return ""
+    try:
+        text = b""
+        while chunk := os.read(descriptor, 65_536):
+            text += chunk
+    except OSError:  # the process is gone meanwhile
+        return ""
+    finally:
+        os.close(descriptor)
+    return text.decode("utf-8", "replace")
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def tree_of(pid: int) -> "list[int]":
+    """The process and all below it."""
+    found, queue = [pid], [pid]
+    while queue:
+        parent = queue.pop()
+        try:
+            tasks = os.listdir(f"/proc/{parent}/task")  # noqa: PTH208
+        except OSError:
+            continue
+        for task in tasks:
+            children = [int(word) for word in read_text(f"/proc/{parent}/task/{task}/children").split()]
+            found += children
+            queue += children
+    return found
+
+
+def resident_bytes(pids: "list[int]") -> int:
+    """What they have in memory; pages that they share count for each."""
+    words = [read_text(f"/proc/{pid}/statm").split() for pid in pids]
+    return sum(int(fields[1]) for fields in words if fields) * PAGE_BYTES
+
+
+def used_bytes(pids: "list[int]") -> int:
+    """What they have in memory; of pages shared with others (the zygote) their part. Costs milliseconds."""
+    kilobytes = 0
+    for pid in pids:
+        for line in read_text(f"/proc/{pid}/smaps_rollup").splitlines():
+            if line.startswith("Pss:"):
+                kilobytes += int(line.split()[1])
+    return kilobytes * 1024
+
+
+def memory_cgroup(pid: int) -> "tuple[str, str, str]":
+    """(mount point, folder, file that counts kills) of the memory cgroup that a process is in; empty if none shows.
+
+    The root of all has no such file, nor has a hierarchy without the memory controller.
+    """
+    paths = {}
+    for line in read_text(f"/proc/{pid}/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        paths[controllers] = path
+    own = next((paths[names] for names in paths if "memory" in names.split(",")), None)
+    for line in read_text("/proc/self/mountinfo").splitlines():
+        fields, _, rest = line.partition(" - ")
+        root, mount = fields.split()[3:5]
+        kind, _, options = rest.split(" ", 2)
+        if kind == "cgroup" and own is not None and "memory" in options.split(","):
+            path, counter = own, "memory.oom_control"
+        elif kind == "cgroup2" and own is None and "" in paths:
+            path, counter = paths[""], "memory.events"
+        else:
+            continue
+        inside = path[len(root) :] if root != "/" and path.startswith(root) else path
+        folder = mount + inside.rstrip("/")
+        if read_text(f"{folder}/{counter}"):
+            return mount, folder, f"{folder}/{counter}"
+    return "", "", ""
+
+
+def kill_count(path: str) -> int:
+    """How many processes the kernel has killed there for want of memory."""
+    for line in read_text(path).splitlines():
+        if line.startswith("oom_kill "):
+            return int(line.split()[1])
+    return 0
+
+
+def cgroup_limit(mount: str, folder: str) -> int:
+    """The lowest limit from the folder up to where the hierarchy is mounted, in bytes; 0 if there is none."""
+    lowest = UNLIMITED_BYTES
+    while len(folder) >= len(mount) > 0:
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = read_text(f"{folder}/{name}").strip()
+            if text.isdigit():
+                lowest = min(lowest, int(text))
+        folder = folder.rpartition("/")[0]
+    return lowest if lowest < UNLIMITED_BYTES else 0
+
+
+def exit_record(
+    worker: int, status: int, at: float, *, used: int = 0, out_of_memory: str = "", limit: int = 0
+) -> str:
+    """The text of ``exit.json``; ``code`` is negative for a signal. ``out_of_memory``: who says so (seen.py)."""
     dumped = "true" if os.WCOREDUMP(status) else "false"
     code = os.waitstatus_to_exitcode(status)
-    return f'{{"pid":{worker},"code":{code},"core_dumped":{dumped},"at":{at:.6f}}}'
+    more = f',"used_bytes":{used}' if used else ""
+    if out_of_memory:
+        more += f',"out_of_memory":"{out_of_memory}","limit_bytes":{limit}'
+    return f'{{"pid":{worker},"code":{code},"core_dumped":{dumped},"at":{at:.6f}{more}}}'
+
+
+class Memory:
+    """Watches what a worker's tree uses, and what the kernel does about it."""
+
+    def __init__(self, worker: int, limit: int) -> None:
+        self.worker = worker
+        self.limit = limit
+        self.mount, self.folder, self.counter = memory_cgroup(worker)
+        self.counter = self.counter or "/proc/vmstat"
+        self.kills = kill_count(self.counter)
+        self.rose_at = -KILL_SECONDS
+        self.most = 0
+        self.is_over = False
+
+    def look(self) -> None:
+        """Once an interval, and at the end: when did the kernel's count rise last?"""
+        kills = kill_count(self.counter)
+        if kills > self.kills:
+            self.kills, self.rose_at = kills, time.monotonic()
+
+    def measure(self) -> bool:
+        """True if the tree uses more than its limit. Exact, and slower, only where it may be."""
+        pids = tree_of(self.worker)
+        used = resident_bytes(pids)
+        if used > self.limit:
+            used = used_bytes(pids) or used
+        self.most = max(self.most, used)
+        self.is_over = self.is_over or used > self.limit
+        return self.is_over
+
+    def end_record(self, worker: int, status: int, at: float, resident: int) -> str:
+        """``resident``: the most that the worker itself had in memory, as the kernel saw it."""
+        was_killed = os.waitstatus_to_exitcode(status) in (-signal.SIGKILL, 128 + signal.SIGKILL)
+        if self.is_over:
+            return exit_record(worker, status, at, used=self.most, out_of_memory="limit", limit=self.limit)
+        used = max(self.most, resident)
+        self.look()
+        if was_killed and time.monotonic() - self.rose_at < KILL_SECONDS:
+            limit = cgroup_limit(self.mount, self.folder)
+            return exit_record(worker, status, at, used=used, out_of_memory="kernel", limit=limit)
+        return exit_record(worker, status, at, used=used)
 
 
 class Shim:
     """Waits for the worker, then for the end of its tree."""
 
-    def __init__(self, directory: str, worker: int, interval: float) -> None:
+    def __init__(self, directory: str, worker: int, interval: float, memory_bytes: int) -> None:
         self.directory = directory
         self.worker = worker
         self.interval = interval
+        self.memory = Memory(worker, memory_bytes)
         self.status: int | None = None
-        self.ended_at = 0.0
+        self.record = ""
         self.written = False
         self.watch = -1
 
     def run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, *PASSED_ON))
-        next_watch = time.monotonic()
+        next_watch = next_measure = time.monotonic()
         while self.status is None:
             self.reap()
             if self.status is not None:
@@ -93,8 +250,13 @@ class Shim:
             now = time.monotonic()
             if now >= next_watch:
                 self.record_watch()
+                self.memory.look()
                 next_watch = now + self.interval
-            self.wait(max(0.0, next_watch - now))
+            if self.memory.limit and now >= next_measure:
+                self.end_above_memory()
+                next_measure = now + MEMORY_SECONDS
+            next_look = min(next_watch, next_measure) if self.memory.limit else next_watch
+            self.wait(max(0.0, next_look - now))
         self.end_tree()
         self.finish()
 
@@ -102,7 +264,7 @@ class Shim:
         """Take every status there is; keep the worker's and write it at once."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, used = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 if self.status is None:  # not our child: whoever started us is wrong; there is nothing to wait for
                     self.status = -1
@@ -111,7 +273,7 @@ class Shim:
                 return
             if pid == self.worker:
                 self.status = status
-                self.ended_at = time.time()
+                self.record = self.memory.end_record(pid, status, time.time(), used.ru_maxrss * 1024)
                 self.write_exit()
 
     def wait(self, seconds: float) -> None:
@@ -119,6 +281,14 @@ class Shim:
         if got is not None and got.si_signo in PASSED_ON:
             try:
                 os.kill(self.worker, got.si_signo)
+            except ProcessLookupError:
+                return
+
+    def end_above_memory(self) -> None:
+        """The worker alone: what is below it goes with it, as always."""
+        if self.memory.measure():
+            try:
+                os.kill(self.worker, signal.SIGKILL)
             except ProcessLookupError:
                 return
 
@@ -137,7 +307,7 @@ class Shim:
         """Write the exit status; False if it could not be written now (a full disk)."""
         if self.written or self.status is None or self.status < 0:
             return True
-        self.written = self.try_to_write("exit.json", exit_record(self.worker, self.status, self.ended_at))
+        self.written = self.try_to_write("exit.json", self.record)
         return self.written
 
     def try_to_write(self, name: str, text: str) -> bool:
@@ -171,13 +341,13 @@ class Shim:
 
 
 def main(arguments: "list[str]") -> None:
-    directory, worker, interval = arguments
+    directory, worker, interval, memory_bytes = arguments
     try:
         with open("/proc/self/comm", "w") as name:
             name.write("tide-shim")
     except OSError:
         pass
-    Shim(directory, int(worker), float(interval)).run()
+    Shim(directory, int(worker), float(interval), int(memory_bytes)).run()
 
 
 if __name__ == "__main__":

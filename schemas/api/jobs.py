@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from schemas.vocabulary import JobFlag, JobPhase, Mode, Outcome, PriorityClass, RestartPolicyKind, WaitCode
+from schemas.vocabulary import EndCause, JobFlag, JobPhase, Mode, Outcome, PriorityClass, RestartPolicyKind, WaitCode
 
 Count = Annotated[int, Field(ge=1, le=10_000)]
 Seconds = Annotated[float, Field(gt=0, le=31_536_000, allow_inf_nan=False)]
@@ -114,8 +114,33 @@ class ProgressView(BaseModel):
     measure: str | None = None
 
 
+class FailuresView(BaseModel):
+    """``of_job`` count against ``retries``, those that are tried again; the platform's never do.
+
+    ``without_progress``: attempts in a row that the platform ended without one step further; too many end the job.
+    """
+
+    of_job: int
+    retries: int
+    without_progress: int
+
+
+class AttemptFailureView(BaseModel):
+    """How the last attempt that failed has ended. ``attributed_to``: ``job`` or ``platform``."""
+
+    attempt: int
+    exit_code: int | None = None
+    attributed_to: str | None = None
+    cause: EndCause | None = None
+    reason: str
+
+
 class JobView(BaseModel):
-    """One job as it stands. ``version`` is that of the request register."""
+    """One job as it stands. ``version`` is that of the request register.
+
+    ``exit_code``: 128 + N where signal N ended it. ``attributed_to`` says whose fault a failure was, ``cause`` names
+    it for programs and ``reason`` for people.
+    """
 
     id: str
     name: str
@@ -137,7 +162,10 @@ class JobView(BaseModel):
     outcome: Outcome | None = None
     exit_code: int | None = None
     attributed_to: str | None = None
+    cause: EndCause | None = None
     reason: str | None = None
+    failures: FailuresView
+    last_failure: AttemptFailureView | None = None
     waiting: WaitingView | None = None
     progress: ProgressView | None = None
     finish_by: datetime | None = None
@@ -213,7 +241,8 @@ class CapacityView(BaseModel):
 
 
 class MemberView(BaseModel):
-    """One process of a job, answered by execution."""
+    """One process of a job, answered by execution. ``reason``: why it ended, ``attributed_to`` by whose doing (null:
+    nobody's, it was asked to go); ``exit_code`` is negative for a signal."""
 
     member: str
     state: str
@@ -223,6 +252,8 @@ class MemberView(BaseModel):
     generation: int
     step: int
     exit_code: int | None = None
+    attributed_to: str | None = None
+    reason: str = ""
 
 
 class MemberList(BaseModel):

@@ -7,6 +7,7 @@ from schemas.resources import Resources
 from schemas.vocabulary import (
     Attribution,
     DecisionCode,
+    EndCause,
     FlavorName,
     Outcome,
     PriorityClass,
@@ -21,6 +22,15 @@ class Reason:
 
     code: DecisionCode
     detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureCounts:
+    """``of_job`` count against the restart policy; ``without_progress``: attempts in a row that the platform ended
+    without one step further."""
+
+    of_job: int
+    without_progress: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +58,7 @@ class AllocationGranted:
     roles: tuple[RoleGrant, ...]
     flavor: FlavorName
     reason: Reason
+    failures: FailureCounts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +93,7 @@ class AllocationEvicted:
     grace_seconds: float
     reason: Reason
     requeue: bool
+    failures: FailureCounts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +111,8 @@ class AllocationClosed:
     exit_code: int | None
     attributed_to: Attribution | None
     reason: Reason
+    cause: EndCause | None = None
+    failures: FailureCounts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

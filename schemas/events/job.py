@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from schemas.resources import Resources
 from schemas.vocabulary import (
     Attribution,
+    EndCause,
     Mode,
     Outcome,
     PriorityClass,
@@ -123,3 +124,4 @@ class JobEnded:
     reason: str
     image_digest: str | None
     accelerator_seconds: float
+    cause: EndCause | None = None

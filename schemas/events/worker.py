@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from schemas.vocabulary import (
     AttemptOutcome,
     Attribution,
+    EndCause,
     GroupChangeCause,
     MemberName,
     NodeName,
@@ -45,6 +46,7 @@ class LostMember:
     exit_code: int | None
     attributed_to: Attribution
     reason: str
+    cause: EndCause | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +168,8 @@ class CheckpointFailed:
 class GroupEnded:
     """The attempt is over and no member is left that is not written off. Every attempt gets exactly one.
 
-    By: execution. For: queueing, which closes, retries or requeues.
+    By: execution. For: queueing, which closes, retries or requeues. ``final``: trying again is of no use. ``step`` is
+    null for jobs whose steps nobody counts. ``attributed_to`` null: nobody's, it was asked for.
     """
 
     TYPE: ClassVar[Literal["tide.worker.group_ended.v1"]] = "tide.worker.group_ended.v1"
@@ -178,3 +181,5 @@ class GroupEnded:
     reason: str
     step: int | None
     capacity_revision: int
+    cause: EndCause | None = None
+    final: bool = False

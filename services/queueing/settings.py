@@ -1,6 +1,8 @@
 """Settings of queueing: section ``[queueing]``, environment ``TIDE_QUEUEING_*``."""
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from services.queueing.core.values import Rules
 from shared.settings import NotNegative, Positive, ServiceSettings
@@ -20,6 +22,11 @@ class QueueingSettings(ServiceSettings):
     back_off_limit_seconds: Positive = 300.0
     steady_seconds: Positive = 300.0
     """An attempt that ran this long ends a row of failures of the platform."""
+    platform_retries_without_progress_max: Annotated[int, Field(ge=0)] = 10
+    """More attempts in a row that the platform ended without one step further, and the job has failed.
+
+    A job whose steps nobody counts gets further by running for ``steady_seconds``.
+    """
     explain_seconds: NotNegative = 1.0
     """A waiting reason whose code stays and whose numbers move is published at most this often."""
     observe_seconds: Positive = 5.0
@@ -37,4 +44,5 @@ class QueueingSettings(ServiceSettings):
             back_off_limit_seconds=self.back_off_limit_seconds,
             steady_seconds=self.steady_seconds,
             explain_seconds=self.explain_seconds,
+            platform_retries_without_progress_max=self.platform_retries_without_progress_max,
         )

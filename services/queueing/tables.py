@@ -1,4 +1,4 @@
-"""Tables of queueing (schema ``queueing``); mirrors migration 0003."""
+"""Tables of queueing (schema ``queueing``); mirrors migrations 0003 and 0007."""
 
 from typing import Final
 
@@ -51,6 +51,8 @@ workloads = Table(
     Column("granted_at_revision", BigInteger, nullable=False),
     Column("job_failures", Integer, nullable=False),
     Column("platform_failures", Integer, nullable=False),
+    Column("best_step", BigInteger, nullable=False),
+    Column("fruitless", Integer, nullable=False),
     Column("back_off_seconds", Double, nullable=False),
     Column("overdue", Text, nullable=False),
     CheckConstraint("standing in ('waiting', 'running', 'draining')", name="workloads_standing_check"),

@@ -50,6 +50,8 @@ def workload_row(workload: Workload) -> Row:
         "granted_at_revision": workload.granted_at_revision,
         "job_failures": workload.job_failures,
         "platform_failures": workload.platform_failures,
+        "best_step": workload.best_step,
+        "fruitless": workload.fruitless,
         "back_off_seconds": workload.back_off_seconds,
         "overdue": storable(workload.overdue),
     }
@@ -133,6 +135,8 @@ def to_workload(row: Row, charges: Sequence[Row], waiting: Row | None) -> Worklo
         granted_at_revision=row["granted_at_revision"],
         job_failures=row["job_failures"],
         platform_failures=row["platform_failures"],
+        best_step=row["best_step"],
+        fruitless=row["fruitless"],
         back_off_seconds=row["back_off_seconds"],
         overdue=row["overdue"],
         waiting=_to_wait_reason(waiting) if waiting is not None else None,

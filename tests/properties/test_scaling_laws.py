@@ -174,7 +174,8 @@ class Judged(Story):
         newest = streak[-1].utilisation
         if proposal.workers > self.size:
             assert newest * 1_000_000 > band.high_ppm
-            assert proposal.workers <= max(self.size + 1, self.size * self.policy.growth_ppm_max // 1_000_000)
+            grown = self.size * self.policy.growth_ppm_max // 1_000_000
+            assert proposal.workers <= max(self.size + 1, grown, low)  # a raised minimum is reached at once
         elif proposal.workers < self.size:
             assert newest * 1_000_000 < band.low_ppm
             assert proposal.workers * 0.8 >= self.size * min(h.utilisation for h in streak) - 1e-9

@@ -40,7 +40,6 @@ from schemas.vocabulary import (
     Mode,
     Outcome,
 )
-from services.execution.core.attribution import ExitKind, attribute_exit, shell_code
 from services.execution.core.capacity import observe_node
 from services.execution.core.checkpoints import Shelf, on_applied_line
 from services.execution.core.desired import apply_event
@@ -65,30 +64,6 @@ GONE = Process(recorded=True, pid=100, ended=True, gone=True)
 
 
 # -- exits ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("code", "ending", "kind", "attributed"),
-    [
-        (0, None, ExitKind.DONE, Attribution.JOB),
-        (3, None, ExitKind.FAILED, Attribution.JOB),
-        (-11, None, ExitKind.CRASHED, Attribution.JOB),
-        (-10, None, ExitKind.CRASHED, Attribution.JOB),
-        (-9, None, ExitKind.LOST, Attribution.PLATFORM),
-        (-6, None, ExitKind.LOST, Attribution.PLATFORM),
-        (None, None, ExitKind.LOST, Attribution.PLATFORM),
-        (0, Ending.LEAVER, ExitKind.ASKED, Attribution.PLATFORM),
-        (1, Ending.ATTEMPT_OVER, ExitKind.ASKED, Attribution.PLATFORM),
-        (-9, Ending.ABNORMAL, ExitKind.LOST, Attribution.PLATFORM),
-    ],
-)
-def test_exit_is_attributed(code: int | None, ending: Ending | None, kind: ExitKind, attributed: Attribution) -> None:
-    judged = attribute_exit(make_member(ending=ending), code)
-    assert (judged.kind, judged.attributed_to) == (kind, attributed)
-
-
-def test_shell_code() -> None:
-    assert [shell_code(code) for code in (0, 7, -9, None)] == [0, 7, 137, None]
 
 
 def ends(job: Job, index: int, code: int | None, **changes: object) -> Job:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from services.execution.http.cursors import from_cursor, to_cursor
 from services.execution.http.logs import split_lines, tail_offset
-from services.execution.local.watched import read_ledger_end
+from services.execution.local.watched import LedgerEnd, read_ledger_end
 from shared.errors import Rejected
 
 
@@ -58,8 +58,8 @@ def test_tail_begins_at_the_right_line(tmp_path: Path, content: bytes, lines: in
 
 def test_end_of_a_ledger_survives_a_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    assert read_ledger_end(path) == (0, False)
+    assert read_ledger_end(path) == LedgerEnd()
     path.write_text('{"k":"applied","step":7}\n{"k":"begun","step":8}\n{"k":"appl')
-    assert read_ledger_end(path) == (8, False)
+    assert read_ledger_end(path) == LedgerEnd(step=8)
     path.write_text("x" * 20_000 + '\n{"k":"applied","step":9}\n{"k":"finished","step":10}\n')
-    assert read_ledger_end(path) == (10, True)
+    assert read_ledger_end(path) == LedgerEnd(step=10, finished=True)

@@ -10,6 +10,8 @@ REFUSED: Final = 65
 """The server said no: the request is wrong, the job is unknown or cannot be changed any more."""
 LOST_CONTACT: Final = 69
 """Nobody answered for long enough. Jobs go on."""
+PLATFORM: Final = 70
+"""The job ended by no doing of its own, and without an exit code."""
 TIMED_OUT: Final = 124
 INTERRUPTED: Final = 130
 CANCELLED: Final = 143
@@ -17,15 +19,17 @@ CANCELLED: Final = 143
 TEXT: Final = """\
 \b
 Exit codes:
-  0    done; with --wait: the job succeeded
-  1    the job failed without a code of its own, or a check of `tide doctor` failed
+  0    done; of a job: it succeeded
+  1    the job failed without a code of its own (its run-time limit, say), or a check of `tide doctor` failed
   2    wrong usage of the command line or of a manifest
   65   the server refused: invalid request, unknown job, too late
   69   lost contact with the server; jobs go on without it
+  70   the platform gave up on the job, which has no code of its own
   124  --timeout is over; the job goes on
   130  interrupted by Ctrl-C; nothing was cancelled
-  143  with --wait: the job was cancelled
-With --wait every other code is the job's own (128 + N if signal N ended it).
+  143  the job was cancelled
+`tide submit --wait`, `tide wait` and `tide logs -f` exit as the job does: every other code is its own,
+128 + N if signal N ended it (137: SIGKILL, also by want of memory). `tide get JOB` says why, and whose fault it was.
 """
 
 
@@ -37,5 +41,5 @@ def of_job(job: Mapping[str, Any]) -> int:
         return CANCELLED
     code = job.get("exit_code")
     if not isinstance(code, int) or code == 0:
-        return FAILED
+        return PLATFORM if job.get("attributed_to") == "platform" else FAILED
     return 128 - code if code < 0 else min(code, 255)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from tidewright.cli import output
+from tidewright.cli import exits, output
 from tidewright.cli.session import Session, job_argument, pass_session, resolve, watched
 from tidewright.cli.submit import PRIORITIES
 from tidewright.client import Client, StreamedEvent
@@ -156,7 +156,7 @@ def history(session: Session, job: str, form: str) -> None:
 \b
 Examples:
   tide logs train                          what it has written
-  tide logs -f --tail 20 train             the last lines, then on until it ends
+  tide logs -f --tail 20 train             the last lines, then on until it ends; exits as the job does
   tide logs train --member worker/1        one worker (role/index, or a whole member name)
 """
 )
@@ -173,12 +173,15 @@ def logs(session: Session, /, job: str, *, follow: bool, form: str, **where: Any
         watched(f"The job goes on: `tide logs -f {job}` follows again."),
         session.client(watching=follow) as client,
     ):
-        for line in client.logs(resolve(client, job), follow=follow, **where):
+        job_id = resolve(client, job)
+        for line in client.logs(job_id, follow=follow, **where):
             if form == "json":
                 told = {"member": line.member, "cursor": line.cursor, "line": line.line}
                 click.echo(json.dumps(told, ensure_ascii=False))
             else:
                 click.echo(f"{click.style(_short_member(line.member), fg='cyan')} {line.line}")
+        if follow:
+            click.get_current_context().exit(exits.of_job(client.job(job_id)))
 
 
 @click.command(
@@ -257,15 +260,18 @@ def _told_job(job: dict[str, Any]) -> str:
     progress, waiting = job.get("progress") or {}, job.get("waiting") or {}
     labels = ", ".join(f"{name}={value}" for name, value in (job.get("labels") or {}).items())
     share = progress.get("percent")
-    ended = f"{job['outcome']}, exit code {output.number(job.get('exit_code'), 'd')}" if job.get("outcome") else ""
-    attributed = f", attributed to the {job['attributed_to']}" if job.get("attributed_to") else ""
+    ended = f"{job['outcome']}, {_told_end(job)}" if job.get("outcome") else ""
+    failed = job.get("last_failure") or {}
+    last = f"attempt {failed['attempt']}, {_told_end(failed)}: {failed['reason']}" if failed and not ended else ""
     return output.fields(
         [
             ("id", job["id"]),
             ("name", job["name"]),
             ("phase", output.colored_phase(job)),
-            ("outcome", ended + attributed if ended else ""),
+            ("outcome", ended),
             ("reason", job.get("reason") or ""),
+            ("failures", _told_failures(job.get("failures") or {})),
+            ("last failure", last),
             ("workers", f"{output.workers(job)} (running/granted), wished {job['workers']['wished']}"),
             ("priority", f"{job['priority']}, queue {job['queue']}, mode {job['mode']}"),
             ("waits", f"{waiting['code']}: {waiting['detail']}" if waiting else ""),
@@ -286,8 +292,24 @@ def _told_job(job: dict[str, Any]) -> str:
     )
 
 
+def _told_end(end: dict[str, Any]) -> str:
+    """Exit code, whose fault, and its name."""
+    attributed = f", attributed to the {end['attributed_to']}" if end.get("attributed_to") else ""
+    cause = f" ({end['cause']})" if end.get("cause") else ""
+    return f"exit code {output.number(end.get('exit_code'), 'd')}{attributed}{cause}"
+
+
+def _told_failures(failures: dict[str, Any]) -> str:
+    told = []
+    if failures.get("of_job"):
+        told.append(f"{failures['of_job']} of the job ({failures['retries']} are tried again)")
+    if failures.get("without_progress"):
+        told.append(f"{failures['without_progress']} by the platform in a row without one step further")
+    return ", ".join(told)
+
+
 def _told_members(items: list[dict[str, Any]]) -> str:
-    header = ["MEMBER", "STATE", "PHASE", "PID", "NODE", "GEN", "STEP", "EXIT"]
+    header = ["MEMBER", "STATE", "PHASE", "PID", "NODE", "GEN", "STEP", "EXIT", "FAULT", "REASON"]
     rows = [
         [
             _short_member(item["member"]),
@@ -298,6 +320,8 @@ def _told_members(items: list[dict[str, Any]]) -> str:
             str(item["generation"]),
             str(item["step"]),
             output.number(item.get("exit_code"), "d"),
+            item.get("attributed_to") or "-",
+            item.get("reason") or "",
         ]
         for item in items
     ]

@@ -29,7 +29,10 @@ class BadRequest(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRequest:
-    """One worker to start. With ``script`` and no interpreter it is forked, else executed."""
+    """One worker to start. With ``script`` and no interpreter it is forked, else executed.
+
+    ``memory_bytes``: what it may use with all that it starts; 0: as much as there is.
+    """
 
     directory: str
     member: str
@@ -40,6 +43,7 @@ class StartRequest:
     args: tuple[str, ...]
     command: tuple[str, ...] | None
     interpreter: str | None
+    memory_bytes: int = 0
 
     @property
     def is_forked(self) -> bool:
@@ -58,6 +62,7 @@ def to_start_request(value: Mapping[str, object]) -> StartRequest:
         args=_texts(value.get("args") or [], "args"),
         command=_texts(value["command"], "command") if value.get("command") is not None else None,
         interpreter=_text_or_none(value, "interpreter"),
+        memory_bytes=_size(value, "memory_bytes"),
     )
     if not Path(request.directory).is_absolute():
         raise BadRequest("directory must be an absolute path")
@@ -77,6 +82,13 @@ def _text(value: Mapping[str, object], name: str) -> str:
 
 def _text_or_none(value: Mapping[str, object], name: str) -> str | None:
     return None if value.get(name) is None else _text(value, name)
+
+
+def _size(value: Mapping[str, object], name: str) -> int:
+    size = value.get(name, 0)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise BadRequest(f"{name} must be a number of bytes")
+    return size
 
 
 def _texts(value: object, name: str) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -89,7 +89,8 @@ def _become_shim(request: child.StartRequest, base_environment: dict[str, str]) 
         os.write(writing, b"g")
         os.close(writing)
         program = [sys.executable, "-S", "-E", "-I", "-B", shim.__file__]
-        os.execv(program[0], [*program, request.directory, str(worker), str(WATCH_INTERVAL_SECONDS)])  # noqa: S606
+        own = [request.directory, str(worker), str(WATCH_INTERVAL_SECONDS), str(request.memory_bytes)]
+        os.execv(program[0], [*program, *own])  # noqa: S606
     except BaseException as error:  # noqa: BLE001 - a fork must never return into the zygote's loop
         with suppress(OSError):
             shim.write_atomically(request.directory, "start_error", f"{error!r}\n")
@@ -231,17 +232,7 @@ class Zygote:
 
 def _executed(request: child.StartRequest) -> child.StartRequest:
     """Without Paddle in memory there is nothing to gain by a fork: the script gets a fresh interpreter."""
-    return child.StartRequest(
-        directory=request.directory,
-        member=request.member,
-        nonce=request.nonce,
-        environment=request.environment,
-        working_directory=request.working_directory,
-        script=request.script,
-        args=request.args,
-        command=None,
-        interpreter=sys.executable,
-    )
+    return replace(request, interpreter=sys.executable)
 
 
 def _error(text: str) -> dict[str, Any]:

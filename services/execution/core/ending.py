@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from schemas.events.worker import GroupEnded, RoomFreed
-from schemas.vocabulary import AttemptOutcome, Attribution
+from schemas.vocabulary import AttemptOutcome, Attribution, EndCause
 from services.execution.core.attribution import shell_code
 from services.execution.core.live import stop_member, withdraw_offers
 from services.execution.core.members import fail_platform, kill, mark_ending, role_counts
@@ -26,7 +26,7 @@ def wind_down(turn: Turn) -> None:
 
 
 def watch_run_time(turn: Turn) -> None:
-    """A job that has run longer than it may ends as a failure of the job. Waiting and starting do not count."""
+    """A job that has run longer than it may has failed for good. Waiting and starting do not count."""
     limit = turn.job.spec.run_time_limit_seconds if turn.job.spec is not None else None
     if limit is not None and run_seconds(turn) > limit:
         turn.decide(
@@ -35,6 +35,8 @@ def watch_run_time(turn: Turn) -> None:
                 exit_code=None,
                 attributed_to=Attribution.JOB,
                 reason=f"ran longer than its limit of {limit:g} s",
+                cause=EndCause.RUN_TIME_LIMIT,
+                final=True,
             )
         )
 
@@ -69,7 +71,11 @@ def end_attempt(turn: Turn) -> None:
         return
     if verdict is None:
         verdict = Verdict(
-            outcome=AttemptOutcome.EVICTED, exit_code=None, attributed_to=None, reason=job.desired_reason
+            outcome=AttemptOutcome.EVICTED,
+            exit_code=None,
+            attributed_to=None,
+            reason=job.desired_reason,
+            cause=EndCause.STOPPED,
         )
     if job.desired is not Desired.CLOSED:
         turn.say(
@@ -81,6 +87,8 @@ def end_attempt(turn: Turn) -> None:
                 reason=verdict.reason,
                 step=job.step or None,
                 capacity_revision=turn.instant.capacity_revision,
+                cause=verdict.cause,
+                final=verdict.final,
             )
         )
     turn.job = replace(
@@ -103,7 +111,8 @@ def judge_finish(turn: Turn) -> None:
     if verdict is not None:
         turn.decide(verdict)
     elif job.desired is Desired.GRANTED:
-        fail_platform(turn, "the training was complete, but a worker did not exit with 0")
+        told = "the training was complete, but a worker did not exit with 0"
+        fail_platform(turn, told, cause=EndCause.STUCK)
 
 
 def _finished(job: Job) -> Verdict | None:
@@ -119,4 +128,5 @@ def _finished(job: Job) -> Verdict | None:
         exit_code=0,
         attributed_to=None,
         reason=f"training was complete after {job.finished_step} steps",
+        cause=EndCause.COMPLETED,
     )

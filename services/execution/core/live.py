@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from schemas.events.worker import GroupChanged, GroupStarted, ResumePoint
-from schemas.vocabulary import Attribution, GroupChangeCause, MemberName, Mode
+from schemas.vocabulary import Attribution, EndCause, GroupChangeCause, MemberName, Mode
 from services.execution.core.abnormal import abnormal_members, awaited, blocked_for
 from services.execution.core.attribution import Exit, ExitKind
 from services.execution.core.generations import (
@@ -20,11 +20,14 @@ from services.execution.core.members import (
     count_loss,
     drop_unadmitted,
     end_with_grace,
+    fail_after_losses,
     fail_job,
     fail_platform,
+    judge_follower,
     kill,
     mark_ending,
     note_ends,
+    own_code,
     start_missing,
     watch_starts,
 )
@@ -71,10 +74,11 @@ def note_live_words(turn: Turn) -> None:
 
 def note_live_ends(turn: Turn) -> None:
     """Judge exits. After the group has finished, exits decide about success; before, they end or mend the attempt."""
-    for member, judged in note_ends(turn):
+    for member, first_look in note_ends(turn):
         elastic = member.role == turn.job.workers.role
         if member.attempt != turn.job.attempt or turn.job.is_over:
             continue
+        judged = judge_follower(turn, member, first_look)
         match judged.kind:
             case ExitKind.ASKED:
                 pass
@@ -82,13 +86,13 @@ def note_live_ends(turn: Turn) -> None:
                 _ended_early(turn, member, judged)
             case ExitKind.DONE:
                 pass
-            case ExitKind.FAILED if turn.job.losses and turn.job.finished_step is None:
-                # Raised because its peer was taken away: the same burst, and one failure of the platform.
-                count_loss(turn, member, judged, step=turn.job.step)
             case ExitKind.FAILED:
                 fail_job(turn, member, judged)
-            case ExitKind.CRASHED | ExitKind.LOST if turn.job.finished_step is not None and elastic:
-                fail_platform(turn, f"worker {member.index} {judged.reason} after the training was complete")
+            case ExitKind.CRASHED if turn.job.finished_step is not None and elastic:
+                fail_job(turn, member, replace(judged, reason=f"{judged.reason} after the training was complete"))
+            case ExitKind.LOST if turn.job.finished_step is not None and elastic:
+                told = f"worker {member.index} {judged.reason} after the training was complete"
+                fail_platform(turn, told, cause=judged.cause, exit_code=own_code(member, judged))
             case ExitKind.CRASHED | ExitKind.LOST:
                 count_loss(turn, member, judged, step=turn.job.step)
 
@@ -152,7 +156,7 @@ def _ended_early(turn: Turn, member: Member, judged: Exit) -> None:
         if member.role == turn.job.workers.role
         else judged.reason
     )
-    fail_job(turn, replace(member, exit_code=0), replace(judged, reason=reason))
+    fail_job(turn, replace(member, exit_code=0), replace(judged, cause=EndCause.ENDED_EARLY, reason=reason))
 
 
 def _note_started(turn: Turn, generation: Generation, report: Report) -> None:
@@ -251,7 +255,7 @@ def _watch_offer(turn: Turn) -> None:
     lost = any(name not in held for name in (*offered.members, *offered.leavers))
     for report in reports.values():
         if report.state_lost == offered.number:
-            fail_platform(turn, f"the state of training is lost: {report.failure}")
+            fail_after_losses(turn, f"the state of training is lost: {report.failure}", cause=EndCause.STATE_LOST)
     failed = any(report.failed >= offered.number for report in reports.values())
     taken = [n for n, r in reports.items() if offered.number in (r.generation, r.formed)]
     orphaned = turn.seen.settled and offered.number not in turn.seen.stores and not taken
@@ -288,7 +292,10 @@ def _watch_joining(turn: Turn) -> None:
             turn.job = mark_ending(turn.job, member, Ending.ABNORMAL, f"silent for {silent:.0f} s")
         elif silent > turn.limits.starting_seconds:
             reason = f"did not call tidewright.elastic.join() within {turn.limits.starting_seconds:.0f} s"
-            fail_job(turn, member, Exit(kind=ExitKind.FAILED, attributed_to=Attribution.JOB, reason=reason))
+            judged = Exit(
+                kind=ExitKind.FAILED, cause=EndCause.NEVER_JOINED, attributed_to=Attribution.JOB, reason=reason
+            )
+            fail_job(turn, member, judged)
 
 
 def _end_stuck(turn: Turn) -> None:
@@ -327,7 +334,7 @@ def _offer_next(turn: Turn) -> None:
         return
     failed = [g for g in turn.job.line if g.state is GenerationState.FAILED]
     if failed and turn.job.running is None and len(failed) >= _FIRST_FORMATIONS_MAX:
-        fail_platform(turn, f"no group could be formed in {len(failed)} attempts")
+        fail_after_losses(turn, f"no group could be formed in {len(failed)} attempts", cause=EndCause.NOT_FORMED)
         return
     if failed and turn.lasted(f"retry:{failed[-1].number}") < retry_seconds(turn, len(failed)):
         return
@@ -337,7 +344,7 @@ def _offer_next(turn: Turn) -> None:
     if isinstance(plan, StateLost) or (
         isinstance(plan, Unreadable) and turn.lasted("unreadable") > turn.limits.recover_seconds
     ):
-        fail_platform(turn, plan.reason)
+        fail_after_losses(turn, plan.reason, cause=EndCause.STATE_LOST)
     elif isinstance(plan, Offer):
         _offer(turn, plan)
 
@@ -376,7 +383,8 @@ def _watch_minimum(turn: Turn) -> None:
         return
     able = [name for name in _able(job) if name in turn.seen.reports]
     if len(able) < job.workers.minimum and turn.lasted("below_minimum") > turn.limits.recover_seconds:
-        fail_platform(turn, f"below the minimum of {job.workers.minimum} for {turn.limits.recover_seconds:.0f} s")
+        reason = f"below the minimum of {job.workers.minimum} for {turn.limits.recover_seconds:.0f} s"
+        fail_after_losses(turn, reason, cause=EndCause.BELOW_MINIMUM)
 
 
 def _able(job: Job) -> tuple[MemberName, ...]:

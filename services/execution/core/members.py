@@ -4,8 +4,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from schemas.events.worker import LostMember, RoleCount, RoomOverdue, StartFailed
-from schemas.vocabulary import AttemptOutcome, Attribution, MemberName, StartFailure
-from services.execution.core.attribution import Exit, ExitKind, attribute_exit, shell_code
+from schemas.resources import MEMORY
+from schemas.vocabulary import AttemptOutcome, Attribution, EndCause, MemberName, Mode, StartFailure
+from services.execution.core.attribution import (
+    Exit,
+    ExitKind,
+    as_follower,
+    attribute_exit,
+    may_follow,
+    root_cause_order,
+    shell_code,
+    took_its_peers_along,
+)
 from services.execution.core.placement import add_member, devices_needed, free_indices, missing_members
 from services.execution.core.state import Desired, Ending, Job, Member, MemberState, Verdict
 from services.execution.core.turn import AnswerAdmission, Kill, StartMember, Terminate, Turn
@@ -69,7 +79,8 @@ def watch_starts(turn: Turn) -> None:
             continue
         error = turn.seen.start_errors.get(member.name)
         if error is not None and error.attributed_to is Attribution.JOB:
-            turn.decide(_failed(127, Attribution.JOB, f"{member.role} {member.index}: {error.detail}"))
+            what = f"{member.role} {member.index}: {error.detail}"
+            turn.decide(_failed(127, Attribution.JOB, EndCause.NOT_STARTABLE, what))
         if turn.lasted(f"start:{member.name}") <= turn.limits.start_seconds:
             continue
         detail = error.detail if error is not None else "the process did not ask for admission in time"
@@ -97,7 +108,7 @@ def drop_unadmitted(turn: Turn, member: Member, *, reason: str) -> None:
 
 
 def note_ends(turn: Turn) -> tuple[tuple[Member, Exit], ...]:
-    """Members seen gone, oldest first, with the judgement of their exit. Their rows are gone from here on."""
+    """Members seen gone, with the judgement of their exit, what explains the others first. Their rows are gone."""
     ended: list[tuple[Member, Exit]] = []
     for member in turn.job.members:
         process = turn.seen.process(member.name)
@@ -107,10 +118,15 @@ def note_ends(turn: Turn) -> tuple[tuple[Member, Exit], ...]:
             if process.ended and turn.lasted(f"linger:{member.name}") > _LINGER_SECONDS:
                 turn.do(Kill(member=member.name))
             continue
-        judged = attribute_exit(member, process.exit_code)
+        judged = _judge(turn, member)
+        if _hangs_on_a_peer(turn, member, judged):
+            continue
         if member.state is MemberState.COMMITTED and member.ending is None:
             judged = Exit(
-                kind=ExitKind.LOST, attributed_to=Attribution.PLATFORM, reason="ended before it was admitted"
+                kind=ExitKind.LOST,
+                cause=EndCause.UNSEEN,
+                attributed_to=Attribution.PLATFORM,
+                reason="ended before it was admitted",
             )
         gone = replace(
             member,
@@ -123,20 +139,39 @@ def note_ends(turn: Turn) -> tuple[tuple[Member, Exit], ...]:
         turn.job = turn.job.with_member(gone)
         if member.state is not MemberState.WRITTEN_OFF:
             ended.append((gone, judged))
-    return tuple(ended)
+    return tuple(sorted(ended, key=lambda end: (root_cause_order(end[1]), end[0].ordinal)))
+
+
+def judge_follower(turn: Turn, member: Member, judged: Exit) -> Exit:
+    """The judgement once more, by what happened to the peers: who trips over a lost one is part of that burst.
+
+    A peer counts from its end on, also while what it left behind is still being ended.
+    """
+    if not _may_be_a_follower(turn, judged, member.exit_code):
+        return judged
+    peers = _peers_of(turn.job, member)
+    is_told = any(lost.member in peers and lost.cause is not EndCause.PEER_LOST for lost in turn.job.losses)
+    is_seen = any(_was_taken(turn, other) for other in turn.job.held() if other.name in peers)
+    return as_follower(judged) if is_told or is_seen else judged
 
 
 def count_loss(turn: Turn, member: Member, judged: Exit, *, step: int) -> None:
-    """A member was taken away or crashed: it is replaced, unless that happens again and again without a step."""
+    """A member was taken away or crashed: it is replaced, unless that happens again and again without a step.
+
+    What a group loses at once (its machine restarts, all crash in the same step) is one loss.
+    """
     job = turn.job
     lost = LostMember(
         member=member.name,
         exit_code=member.exit_code,
-        attributed_to=judged.attributed_to,
+        attributed_to=judged.attributed_to or Attribution.PLATFORM,
         reason=judged.reason,
+        cause=judged.cause,
     )
-    fruitless = 1 if step > job.fruitless_step else job.fruitless + 1
-    crashes = job.crashes + (judged.kind is ExitKind.CRASHED)
+    group = job.running.members if job.running is not None else ()
+    is_new = member.name not in group or not any(each.member in group for each in job.losses)
+    fruitless = 1 if step > job.fruitless_step else job.fruitless + is_new
+    crashes = job.crashes + (is_new and judged.kind is ExitKind.CRASHED)
     turn.job = replace(
         job,
         losses=(*job.losses, lost)[-64:],
@@ -146,23 +181,36 @@ def count_loss(turn: Turn, member: Member, judged: Exit, *, step: int) -> None:
     )
     what = f"{member.role} {member.index} {judged.reason}"
     if crashes >= turn.limits.crashes_max and judged.kind is ExitKind.CRASHED:
-        turn.decide(
-            _failed(shell_code(member.exit_code), Attribution.JOB, f"{what}, {crashes} times in this attempt")
-        )
+        code = shell_code(member.exit_code)
+        turn.decide(_failed(code, Attribution.JOB, judged.cause, f"{what}, {crashes} times in this attempt"))
     elif fruitless > turn.limits.fruitless_losses_max:
-        turn.decide(
-            _failed(None, Attribution.PLATFORM, f"{fruitless} workers were lost without a step between them: {what}")
-        )
+        told = f"{fruitless} workers were lost without a step between them, the last one: {what}"
+        turn.decide(_failed(own_code(member, judged), Attribution.PLATFORM, judged.cause, told))
 
 
 def fail_job(turn: Turn, member: Member, judged: Exit) -> None:
-    turn.decide(
-        _failed(shell_code(member.exit_code), Attribution.JOB, f"{member.role} {member.index} {judged.reason}")
-    )
+    what = f"{member.role} {member.index} {judged.reason}"
+    turn.decide(_failed(shell_code(member.exit_code), Attribution.JOB, judged.cause, what))
 
 
-def fail_platform(turn: Turn, reason: str) -> None:
-    turn.decide(_failed(None, Attribution.PLATFORM, reason))
+def fail_platform(turn: Turn, reason: str, *, cause: EndCause, exit_code: int | None = None) -> None:
+    turn.decide(_failed(exit_code, Attribution.PLATFORM, cause, reason))
+
+
+def own_code(member: Member, judged: Exit) -> int | None:
+    """Its exit code as a shell shows it; None where that only tells of our own kill."""
+    return None if judged.cause is EndCause.STUCK else shell_code(member.exit_code)
+
+
+def fail_after_losses(turn: Turn, reason: str, *, cause: EndCause) -> None:
+    """The group cannot go on. If it has broken by crashes of its own alone, that is a failure of the job."""
+    losses = turn.job.losses
+    last = losses[-1] if losses else None
+    told = f"{reason}; before that, {last.member.partition('/')[2]} {last.reason}" if last is not None else reason
+    if last is not None and all(lost.attributed_to is Attribution.JOB for lost in losses):
+        turn.decide(_failed(shell_code(last.exit_code), Attribution.JOB, last.cause or cause, told))
+    else:
+        fail_platform(turn, told, cause=cause)
 
 
 def kill(turn: Turn, member: Member) -> None:
@@ -213,5 +261,43 @@ def exit_codes(job: Job) -> Mapping[MemberName, int | None]:
     return {m.name: m.exit_code for m in job.members if m.state is MemberState.GONE and m.attempt == job.attempt}
 
 
-def _failed(exit_code: int | None, attributed_to: Attribution, reason: str) -> Verdict:
-    return Verdict(outcome=AttemptOutcome.FAILED, exit_code=exit_code, attributed_to=attributed_to, reason=reason)
+def _judge(turn: Turn, member: Member) -> Exit:
+    grant, spec = turn.job.role(member.role), turn.job.spec
+    return attribute_exit(
+        member,
+        turn.seen.process(member.name),
+        mode=spec.mode if spec is not None else Mode.LIVE,
+        memory_bytes=grant.resources[MEMORY] if grant is not None else 0,
+    )
+
+
+def _hangs_on_a_peer(turn: Turn, member: Member, judged: Exit) -> bool:
+    """A peer has ended as well, and how is not known yet: a matter of milliseconds, and of whose fault this was."""
+    if not _may_be_a_follower(turn, judged, turn.seen.process(member.name).exit_code):
+        return False
+    peers = _peers_of(turn.job, member)
+    seen = [turn.seen.process(other.name) for other in turn.job.held() if other.name in peers - {member.name}]
+    return any(process.ended and not process.gone and process.exit_code is None for process in seen)
+
+
+def _may_be_a_follower(turn: Turn, judged: Exit, exit_code: int | None) -> bool:
+    failed = judged.kind in (ExitKind.FAILED, ExitKind.CRASHED) and judged.cause is not EndCause.OUT_OF_MEMORY
+    return failed and may_follow(exit_code) and turn.job.finished_step is None
+
+
+def _peers_of(job: Job, member: Member) -> frozenset[MemberName]:
+    """Members of the groups that it is in, itself included."""
+    groups = [generation.members for generation in job.line if member.name in generation.members]
+    return frozenset(name for group in groups for name in group)
+
+
+def _was_taken(turn: Turn, member: Member) -> bool:
+    process = turn.seen.process(member.name)
+    is_known = process.ended and process.exit_code is not None
+    return is_known and took_its_peers_along(_judge(turn, member))
+
+
+def _failed(exit_code: int | None, attributed_to: Attribution, cause: EndCause, reason: str) -> Verdict:
+    return Verdict(
+        outcome=AttemptOutcome.FAILED, exit_code=exit_code, attributed_to=attributed_to, reason=reason, cause=cause
+    )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
@@ -62,14 +63,35 @@ class Report:
         return self.generation > 0 and not self.waiting
 
 
+class MemoryWitness(StrEnum):
+    """Who says that a process ran out of memory."""
+
+    LIMIT = "limit"
+    """Its shim, which ended it: it used more than the job asked for."""
+    KERNEL = "kernel"
+    """The kernel's count of processes that it killed for memory."""
+    ALLOCATION = "allocation"
+    """The process itself: an allocation was refused (MemoryError, ResourceExhausted, bad_alloc)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEnd:
+    """``used_bytes``: the most that was seen, ``limit_bytes``: what it ran into; 0 where that is not known."""
+
+    witness: MemoryWitness
+    used_bytes: int = 0
+    limit_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
     """What the machine shows of a member's process.
 
     ``recorded``: it exists or existed. ``ended``: the worker is over (``exit_code`` None: nobody saw it).
     ``gone``: nothing of its tree is left. ``stopped``: state T. ``still_seconds``: its CPU time has not moved for so
-    long; ``quiet_seconds``: neither has its log, nor the CPU time of its whole tree. ``ledger_step`` and
-    ``ledger_finished`` are read once it has ended.
+    long; ``quiet_seconds``: neither has its log, nor the CPU time of its whole tree. ``ledger_step``,
+    ``ledger_finished`` and ``ledger_stopped`` (it stopped in order, before the end) are read once it has ended.
+    ``memory``: it ran out of it. ``rebooted``: its machine was started anew since then.
     """
 
     recorded: bool = False
@@ -82,6 +104,9 @@ class Process:
     quiet_seconds: float = 0.0
     ledger_step: int = 0
     ledger_finished: bool = False
+    ledger_stopped: bool = False
+    memory: MemoryEnd | None = None
+    rebooted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from schemas.vocabulary import (
     WORKER_ROLE,
     AttemptOutcome,
     Attribution,
+    EndCause,
     JobId,
     MemberName,
     NodeName,
@@ -113,12 +114,14 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How the attempt ends, decided while members may still be there."""
+    """How the attempt ends, decided while members may still be there. ``final``: trying again is of no use."""
 
     outcome: AttemptOutcome
     exit_code: int | None
     attributed_to: Attribution | None
     reason: str
+    cause: EndCause | None = None
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

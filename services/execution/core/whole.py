@@ -1,18 +1,19 @@
 """Decides for jobs that are started as a whole (restart and fixed mode): a resize ends all and begins anew."""
 
 from dataclasses import replace
-from signal import SIGABRT
 
 from schemas.events.worker import GroupChanged, GroupStarted
-from schemas.vocabulary import AttemptOutcome, GroupChangeCause
+from schemas.vocabulary import AttemptOutcome, EndCause, GroupChangeCause
 from services.execution.core.attribution import ExitKind
 from services.execution.core.live import stop_member
 from services.execution.core.members import (
     fail_job,
     fail_platform,
+    judge_follower,
     kill,
     mark_ending,
     note_ends,
+    own_code,
     start_missing,
     watch_starts,
 )
@@ -23,9 +24,10 @@ from services.execution.core.turn import Turn
 
 def note_whole_ends(turn: Turn) -> None:
     """One failure is the attempt's; success is every member's exit with 0."""
-    for member, judged in note_ends(turn):
+    for member, first_look in note_ends(turn):
         if member.attempt != turn.job.attempt or turn.job.is_over:
             continue
+        judged = judge_follower(turn, member, first_look)
         match judged.kind:
             case ExitKind.ASKED | ExitKind.DONE:
                 pass
@@ -33,15 +35,20 @@ def note_whole_ends(turn: Turn) -> None:
                 fail_job(turn, member, judged)
             case ExitKind.LOST if member.ending is None and member.exit_code is None and not _was_admitted(member):
                 pass  # its start failed: the whole is begun again, and the start limit goes on
-            case ExitKind.LOST if member.ending is None and member.exit_code == -SIGABRT:
-                fail_job(turn, member, judged)  # it aborted itself: no gloo group of ours here
+            case ExitKind.LOST if judged.cause is EndCause.PEER_LOST:
+                pass  # the end of the one that was lost decides
             case ExitKind.LOST:
-                fail_platform(turn, f"{member.role} {member.index} {judged.reason}")
+                told = f"{member.role} {member.index} {judged.reason}"
+                fail_platform(turn, told, cause=judged.cause, exit_code=own_code(member, judged))
     current = _current(turn.job)
     if current is not None and all(_succeeded(turn.job.member(name)) for name in current.members):
         turn.decide(
             Verdict(
-                outcome=AttemptOutcome.SUCCEEDED, exit_code=0, attributed_to=None, reason="every member exited with 0"
+                outcome=AttemptOutcome.SUCCEEDED,
+                exit_code=0,
+                attributed_to=None,
+                reason="every member exited with 0",
+                cause=EndCause.COMPLETED,
             )
         )
 

@@ -29,6 +29,8 @@ def _to_view(member: Member, report: Report | None, process: Process | None) -> 
         generation=report.generation if report is not None else 0,
         step=report.step if report is not None else 0,
         exit_code=member.exit_code,
+        attributed_to=member.attributed_to,
+        reason=member.exit_reason,
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.events.job import JobSpec
+from schemas.resources import MEMORY
 from schemas.vocabulary import Attribution
 from services.execution.core.environment import Places, member_environment
 from services.execution.core.seen import StartError
@@ -29,6 +30,7 @@ def start_request(
     """
     spec = job.spec
     assert spec is not None, "nothing is started before its spec is known"
+    grant = job.role(member.role)
     checkpoints, outputs = folders.checkpoints_of(job), folders.outputs_of(job)
     for folder in (checkpoints, outputs):
         make_folder(folder, folders)
@@ -56,6 +58,7 @@ def start_request(
         "args": list(spec.args),
         "command": None if spec.script else list(spec.command),
         "interpreter": spec.interpreter if spec.script else None,
+        "memory_bytes": grant.resources[MEMORY] if grant is not None else 0,
     }
 
 

@@ -3,13 +3,14 @@
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from services.execution.core.seen import Process
+from services.execution.core.seen import MemoryEnd, MemoryWitness, Process
 from services.execution.local import proc
 from tidewright import protocol
 from tidewright.kinship import end_marked, mark_of
@@ -17,6 +18,11 @@ from tidewright.kinship import end_marked, mark_of
 _LEDGER_TAIL_BYTES: Final = 16_384
 _RECORD_BYTES_MAX: Final = 65_536
 _CODES: Final = 1 << 16
+_LOG_TAIL_BYTES: Final = 8_192
+_REFUSED_ALLOCATION: Final = re.compile(
+    rb"^(?:[\w.]+\.)?MemoryError\b|^\(?ResourceExhausted(?:Error)?\b|^\s*what\(\):\s+std::bad_alloc", re.MULTILINE
+)
+"""What Python, Paddle and the C++ runtime write at last when an allocation was refused."""
 _QUIET_LOOK_SECONDS: Final = 5.0
 
 
@@ -30,6 +36,18 @@ class Record:
     worker_start: int
     boot_id: str
     member: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitStatus:
+    """``exit.json``: written by the shim, or by the zygote in its place. ``code`` None: not there."""
+
+    code: int | None = None
+    used_bytes: int = 0
+    memory: MemoryEnd | None = None
+
+
+NO_STATUS: Final = ExitStatus()
 
 
 class Watched:
@@ -61,7 +79,8 @@ class Watched:
         assert self._record is not None
         worker_over = self._is_over("worker")
         tree_gone = (self.directory / "gone").exists()  # written after the status: look for it before
-        exit_code = self._exit_code() if worker_over else None
+        status = self._exit_status() if worker_over else NO_STATUS
+        exit_code, memory = status.code, status.memory
         if worker_over and (
             tree_gone
             or (
@@ -70,19 +89,25 @@ class Watched:
             )
         ):
             self.close()
-            step, finished = read_ledger_end(self.directory / "ledger.jsonl")
+            ledger = read_ledger_end(self.directory / "ledger.jsonl")
+            gave_up = exit_code is not None and (exit_code > 0 or exit_code == -signal.SIGABRT)
+            if memory is None and gave_up and says_allocation_was_refused(self.directory / "log"):
+                memory = MemoryEnd(witness=MemoryWitness.ALLOCATION, used_bytes=status.used_bytes)
             self._final = Process(
                 recorded=True,
                 pid=self._record.worker_pid,
                 ended=True,
                 gone=True,
                 exit_code=exit_code,
-                ledger_step=step,
-                ledger_finished=finished,
+                ledger_step=ledger.step,
+                ledger_finished=ledger.finished,
+                ledger_stopped=ledger.stopped,
+                memory=memory,
+                rebooted=self._record.boot_id != self._boot_id,
             )
             return self._final
         if worker_over:
-            return Process(recorded=True, pid=self._record.worker_pid, ended=True, exit_code=exit_code)
+            return Process(recorded=True, pid=self._record.worker_pid, ended=True, exit_code=exit_code, memory=memory)
         return self._alive(now, self._record, watch_activity=watch_activity)
 
     # -- signals ------------------------------------------------------------------------------------------------
@@ -125,9 +150,9 @@ class Watched:
         descriptor = proc.open_pidfd(pid, start) if what not in self._descriptors else None
         if descriptor is not None:
             self._descriptors[what] = descriptor
-            asyncio.get_running_loop().add_reader(descriptor, self._ended, descriptor)
+            asyncio.get_running_loop().add_reader(descriptor, self._tell_end, descriptor)
 
-    def _ended(self, descriptor: int) -> None:
+    def _tell_end(self, descriptor: int) -> None:
         """A pidfd stays readable: one call is enough."""
         asyncio.get_running_loop().remove_reader(descriptor)
         self._on_end()
@@ -135,11 +160,9 @@ class Watched:
     def _is_over(self, what: str) -> bool:
         return what not in self._descriptors or proc.has_ended(self._descriptors[what])
 
-    def _exit_code(self) -> int | None:
+    def _exit_status(self) -> ExitStatus:
         """Once the worker is over: before, such a file would be somebody else's."""
-        value = _read_json(self.directory / "exit.json") or {}
-        code = value.get("code")
-        return code if type(code) is int and abs(code) < _CODES else None
+        return to_exit_status(_read_json(self.directory / "exit.json") or {})
 
     def _is_unseen(self, now: float, *, has_status: bool, unseen_end_seconds: float) -> bool:
         """Worker and shim are both over, and who may still write the status had its time."""
@@ -177,15 +200,30 @@ class Watched:
         )
 
 
-def read_ledger_end(path: Path) -> tuple[int, bool]:
-    """(steps applied, training complete) by the last lines of a trainer's ledger; (0, False) without one."""
-    step, finished = 0, False
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEnd:
+    """Steps applied; whether the training is complete; whether the trainer stopped in order before that."""
+
+    step: int = 0
+    finished: bool = False
+    stopped: bool = False
+
+
+def read_ledger_end(path: Path) -> LedgerEnd:
+    """By the last lines of a trainer's ledger; nothing without one."""
+    end = LedgerEnd()
     for line in _tail(path, _LEDGER_TAIL_BYTES).split(b"\n"):
         value = _to_object(line) or {}  # the first one may be cut, the last one unfinished
-        if value.get("k") == "applied" and type(value.get("step")) is int and value["step"] < protocol.NUMBER_MAX:
-            step = max(step, value["step"] + 1)
-        finished = finished or value.get("k") == "finished"
-    return step, finished
+        kind = value.get("k")
+        if kind == "applied" and type(value.get("step")) is int and value["step"] < protocol.NUMBER_MAX:
+            end = replace(end, step=max(end.step, value["step"] + 1))
+        end = replace(end, finished=end.finished or kind == "finished", stopped=end.stopped or kind == "stopped")
+    return end
+
+
+def says_allocation_was_refused(log: Path) -> bool:
+    """Whether the last that a process wrote is that it got no memory."""
+    return _REFUSED_ALLOCATION.search(_tail(log, _LOG_TAIL_BYTES)) is not None
 
 
 # -- files that the worker itself could have written: whatever they hold hurts nobody else ------------------------
@@ -198,6 +236,22 @@ def _to_record(value: dict[str, Any]) -> Record | None:
     if len(numbers) < len(fields) or not isinstance(boot_id, str) or not isinstance(member, str):
         return None
     return Record(**numbers, boot_id=boot_id, member=protocol.unicode_of(member))
+
+
+def to_exit_status(value: dict[str, Any]) -> ExitStatus:
+    code = value.get("code")
+    if type(code) is not int or abs(code) >= _CODES:
+        return NO_STATUS
+    used, limit = (_size(value.get(name)) for name in ("used_bytes", "limit_bytes"))
+    witness = value.get("out_of_memory")
+    if witness not in (MemoryWitness.LIMIT, MemoryWitness.KERNEL):
+        return ExitStatus(code=code, used_bytes=used)
+    memory = MemoryEnd(witness=MemoryWitness(witness), used_bytes=used, limit_bytes=limit)
+    return ExitStatus(code=code, used_bytes=used, memory=memory)
+
+
+def _size(value: object) -> int:
+    return value if type(value) is int and 0 < value < protocol.NUMBER_MAX else 0
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -211,6 +211,7 @@ def ended(registers: Registers) -> JobEnded:
         reason="" if grant.reason is None else grant.reason.detail,
         image_digest=registers.group.image_digest,
         accelerator_seconds=round(grant.usage.accelerator_seconds(grant.closed_at), 3),
+        cause=grant.cause,
     )
 
 

@@ -16,6 +16,7 @@ from schemas.events.allocation import (
     AllocationGranted,
     AllocationResized,
     AllocationWaiting,
+    FailureCounts,
     Reason,
     RoleGrant,
 )
@@ -34,7 +35,7 @@ from schemas.events.worker import (
     StartFailed,
 )
 from schemas.resources import CPU, MEMORY, MILLI, SHM
-from schemas.vocabulary import AttemptOutcome, Attribution, GroupChangeCause, Outcome
+from schemas.vocabulary import AttemptOutcome, Attribution, EndCause, GroupChangeCause, Outcome
 
 GrantData: TypeAlias = AllocationGranted | AllocationResized | AllocationEvicted | AllocationClosed
 GroupData: TypeAlias = (
@@ -94,6 +95,8 @@ class Grant:
     outcome: Outcome | None = None
     exit_code: int | None = None
     attributed_to: Attribution | None = None
+    cause: EndCause | None = None
+    failures: FailureCounts | None = None
     closed_at: datetime | None = None
     usage: Usage = Usage()
 
@@ -116,6 +119,17 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFailure:
+    """How the last attempt that failed has ended."""
+
+    attempt: int
+    exit_code: int | None
+    attributed_to: Attribution | None
+    cause: EndCause | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """What execution said about the processes. Version: the attempt, then the generation; per fact its epoch."""
 
@@ -127,6 +141,7 @@ class Group:
     ended: bool = False
     cause: GroupChangeCause | None = None
     ended_as: AttemptOutcome | None = None
+    failure: AttemptFailure | None = None
     first_started_at: datetime | None = None
     image_digest: str | None = None
     step: int | None = None
@@ -170,7 +185,10 @@ def fold_grant(grant: Grant, data: GrantData, *, at: datetime) -> Grant:
     state = _state_of(data)
     if grant.state is GrantState.CLOSED or not _is_newer(grant, data.epoch, state):
         return grant
-    folded = replace(grant, state=state, epoch=data.epoch, attempt=data.attempt, reason=data.reason)
+    failures = grant.failures if isinstance(data, AllocationResized) else data.failures
+    folded = replace(
+        grant, state=state, epoch=data.epoch, attempt=data.attempt, reason=data.reason, failures=failures
+    )
     match data:
         case AllocationGranted():
             return replace(
@@ -189,6 +207,7 @@ def fold_grant(grant: Grant, data: GrantData, *, at: datetime) -> Grant:
                 outcome=data.outcome,
                 exit_code=data.exit_code,
                 attributed_to=data.attributed_to,
+                cause=data.cause,
                 closed_at=at,
                 usage=grant.usage.at(at, held_milli=0),
             )
@@ -308,7 +327,20 @@ def _fold_ended(group: Group, data: GroupEnded) -> Group:
         ended=True,
         cause=None,
         ended_as=data.outcome,
+        failure=_failure_of(data) or group.failure,
         step=data.step if data.step is not None else group.step,
+    )
+
+
+def _failure_of(data: GroupEnded) -> AttemptFailure | None:
+    if data.outcome is not AttemptOutcome.FAILED:
+        return None
+    return AttemptFailure(
+        attempt=data.attempt,
+        exit_code=data.exit_code,
+        attributed_to=data.attributed_to,
+        cause=data.cause,
+        reason=data.reason,
     )
 
 

@@ -31,7 +31,7 @@ from schemas.events.worker import (
     StartFailed,
 )
 from schemas.registry import AllocationData, EventData, JobData, WorkerData
-from schemas.vocabulary import Attribution, Outcome
+from schemas.vocabulary import Attribution, EndCause, Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +163,7 @@ def _tell_worker(data: WorkerData) -> Told:
         case GroupEnded():
             text = (
                 f"The processes have ended: {data.outcome}{say_exit(data.exit_code)}{_say_whose(data.attributed_to)}"
+                f"{_say_cause(data.cause)}"
             )
             return Told(summary=sentence(f"{text}: {data.reason}"), attempt=data.attempt, workers=0)
         case _:
@@ -226,7 +227,7 @@ def _say_outcome(data: AllocationClosed) -> str:
         case Outcome.SUCCEEDED:
             return "Succeeded"
         case Outcome.FAILED:
-            return f"Failed{say_exit(data.exit_code)}{_say_whose(data.attributed_to)}"
+            return f"Failed{say_exit(data.exit_code)}{_say_whose(data.attributed_to)}{_say_cause(data.cause)}"
         case Outcome.CANCELLED:
             return "Cancelled"
         case _:
@@ -235,6 +236,10 @@ def _say_outcome(data: AllocationClosed) -> str:
 
 def _say_whose(attributed_to: Attribution | None) -> str:
     return "" if attributed_to is None else f", attributed to the {attributed_to}"
+
+
+def _say_cause(cause: EndCause | None) -> str:
+    return "" if cause is None else f", {cause}"
 
 
 def _say_started(data: GroupStarted) -> str:

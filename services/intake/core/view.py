@@ -3,12 +3,19 @@
 from dataclasses import replace
 from datetime import datetime
 
-from schemas.api.jobs import JobView, ProgressView, WaitingView, WorkersView
-from schemas.vocabulary import JobFlag, JobPhase, MemberName, WaitCode
+from schemas.api.jobs import (
+    AttemptFailureView,
+    FailuresView,
+    JobView,
+    ProgressView,
+    WaitingView,
+    WorkersView,
+)
+from schemas.vocabulary import JobFlag, JobPhase, MemberName, RestartPolicyKind, WaitCode
 from services.intake.core.phase import Standing, phase_of
 from services.intake.core.progress import estimate_of, is_late
 from services.intake.core.readmodel import JobRecord, QueueSeen, Registers
-from services.intake.core.registers import GrantState, Group
+from services.intake.core.registers import Grant, GrantState, Group
 from services.intake.core.summaries import say_count, say_exit, say_resumed, say_workers, sentence
 
 
@@ -57,7 +64,10 @@ def job_view(
         outcome=grant.outcome,
         exit_code=grant.exit_code,
         attributed_to=grant.attributed_to,
+        cause=grant.cause,
         reason=grant.reason.detail if closed and grant.reason is not None else None,
+        failures=failures_view(record, grant),
+        last_failure=last_failure_view(group),
         waiting=waiting_view(record, registers, standing, queue=queue, ahead=ahead),
         progress=progress,
         finish_by=finish_by,
@@ -71,6 +81,28 @@ def job_view(
         accelerator_seconds=round(grant.usage.accelerator_seconds(now), 3),
         labels=dict(record.spec.labels),
         warnings=list(record.warnings),
+    )
+
+
+def failures_view(record: JobRecord, grant: Grant) -> FailuresView:
+    policy, counts = record.spec.restart_policy, grant.failures
+    return FailuresView(
+        of_job=counts.of_job if counts is not None else 0,
+        retries=0 if policy.kind is RestartPolicyKind.NEVER else policy.limit,
+        without_progress=counts.without_progress if counts is not None else 0,
+    )
+
+
+def last_failure_view(group: Group) -> AttemptFailureView | None:
+    failure = group.failure
+    if failure is None:
+        return None
+    return AttemptFailureView(
+        attempt=failure.attempt,
+        exit_code=failure.exit_code,
+        attributed_to=failure.attributed_to,
+        cause=failure.cause,
+        reason=failure.reason,
     )
 
 

@@ -11,10 +11,11 @@ from schemas.events.allocation import (
     AllocationGranted,
     AllocationResized,
     AllocationWaiting,
+    FailureCounts,
     Reason,
 )
 from schemas.registry import AllocationData
-from schemas.vocabulary import Attribution, DecisionCode, FlavorName, Outcome, WaitCode
+from schemas.vocabulary import Attribution, DecisionCode, EndCause, FlavorName, Outcome, WaitCode
 from services.queueing.core.gang import members_at, nobody, to_role_grants
 from services.queueing.core.values import Standing, WaitReason, Workload
 
@@ -157,6 +158,7 @@ def close(
     reason: Reason,
     exit_code: int | None = None,
     attributed_to: Attribution | None = None,
+    cause: EndCause | None = None,
 ) -> Step:
     """The end, once and for good."""
     assert workload.standing is not Standing.CLOSED
@@ -175,6 +177,8 @@ def close(
         exit_code=exit_code,
         attributed_to=attributed_to,
         reason=reason,
+        cause=cause,
+        failures=failures_of(workload),
     )
     return Step(workload=closed, events=(event,))
 
@@ -218,6 +222,7 @@ def _granted(workload: Workload, reason: Reason) -> AllocationGranted:
         roles=to_role_grants(workload, members=workload.granted, floor=workload.floor),
         flavor=workload.flavor,
         reason=reason,
+        failures=failures_of(workload),
     )
 
 
@@ -228,4 +233,12 @@ def _evicted(workload: Workload, reason: Reason, *, requeue: bool) -> Allocation
         grace_seconds=workload.grace_seconds,
         reason=reason,
         requeue=requeue,
+        failures=failures_of(workload),
     )
+
+
+def failures_of(workload: Workload) -> FailureCounts | None:
+    """None where nothing has failed yet."""
+    if not (workload.job_failures or workload.fruitless):
+        return None
+    return FailureCounts(of_job=workload.job_failures, without_progress=workload.fruitless)

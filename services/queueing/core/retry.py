@@ -1,8 +1,9 @@
 """What a failure leads to: another attempt at once, one after a pause, or none. Pure functions of the counts."""
 
 from schemas.events.job import RestartPolicy
-from schemas.vocabulary import RestartPolicyKind
-from services.queueing.core.values import Rules
+from schemas.events.worker import GroupEnded
+from schemas.vocabulary import EndCause, RestartPolicyKind
+from services.queueing.core.values import Rules, Workload
 
 _DOUBLINGS_MAX = 40
 
@@ -22,6 +23,23 @@ def may_retry(policy: RestartPolicy, *, failures: int, exit_code: int | None) ->
 def is_exhausted(policy: RestartPolicy, *, failures: int) -> bool:
     """Whether ``failures`` of the job are more than its policy bears, whatever their exit codes were."""
     return failures > (0 if policy.kind is RestartPolicyKind.NEVER else policy.limit)
+
+
+def got_further(workload: Workload, data: GroupEnded, *, now: float, rules: Rules) -> bool:
+    """Whether the attempt that has ended took the job one step further than any before it.
+
+    Where nobody counts steps (restart and fixed mode), running for ``steady_seconds`` is getting further; being stuck
+    is not. ``now``: seconds of this process's monotonic clock.
+    """
+    if data.step is not None:
+        return data.step > workload.best_step
+    return data.cause is not EndCause.STUCK and was_steady(workload, now=now, rules=rules)
+
+
+def was_steady(workload: Workload, *, now: float, rules: Rules) -> bool:
+    """Whether the group of the present attempt has run for long."""
+    has_started = workload.started_attempt == workload.attempt and workload.started_at is not None
+    return has_started and now - (workload.started_at or 0.0) >= rules.steady_seconds
 
 
 def pause_after_platform_failure(failures_in_a_row: int, rules: Rules) -> float:

@@ -53,7 +53,8 @@ class Workload:
     leaves it alone. ``size_before``: workers it had before others took some, 0 if they did not.
     ``order`` counts admissions of all jobs: the highest was admitted last.
     ``granted_at_revision``: the capacity report that this attempt was granted on; members that it names are of an
-    earlier attempt, which is over. Fields that end in ``_at`` or
+    earlier attempt, which is over. ``best_step``: the highest that any attempt reached; ``fruitless``: attempts in a
+    row that the platform ended without a step beyond it. Fields that end in ``_at`` or
     ``_until`` are seconds of this process's monotonic clock and are not saved.
     """
 
@@ -83,6 +84,8 @@ class Workload:
     granted_at_revision: int = 0
     job_failures: int = 0
     platform_failures: int = 0
+    best_step: int = 0
+    fruitless: int = 0
     back_off_seconds: float = 0.0
     overdue: str = ""
     waiting: WaitReason | None = None
@@ -148,6 +151,8 @@ class Rules:
     back_off_limit_seconds: float = 300.0
     steady_seconds: float = 300.0
     """An attempt that ran this long ends a row of failures of the platform."""
+    platform_retries_without_progress_max: int = 10
+    """More attempts in a row that the platform ended without one step further, and the job has failed."""
     explain_seconds: float = 1.0
     """A reason whose code stays and whose numbers move is told at most this often."""
 

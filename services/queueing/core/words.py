@@ -12,6 +12,7 @@ from schemas.vocabulary import (
     AttemptOutcome,
     Attribution,
     DecisionCode,
+    EndCause,
     JobId,
     Mode,
     Outcome,
@@ -21,10 +22,12 @@ from schemas.vocabulary import (
 from services.queueing.core import ledger
 from services.queueing.core.ledger import Step, to_reason
 from services.queueing.core.retry import (
+    got_further,
     is_exhausted,
     may_retry,
     pause_after_platform_failure,
     pause_after_start_failure,
+    was_steady,
 )
 from services.queueing.core.values import Rules, Standing, Workload
 from services.queueing.core.wording import workers_text
@@ -152,21 +155,27 @@ def on_group_ended(workload: Workload, data: GroupEnded, *, revision: int, now: 
         return Step(workload=workload)
     if data.outcome is AttemptOutcome.SUCCEEDED:
         return _close(workload, data, Outcome.SUCCEEDED, DecisionCode.COMPLETED)
+    workload = _count(workload, data, now=now, rules=rules)
     if workload.request.cancelled:
         return _close(workload, data, Outcome.CANCELLED, DecisionCode.CANCELLED)
-    failed_by_itself = data.outcome is AttemptOutcome.FAILED and data.attributed_to is not Attribution.PLATFORM
-    if failed_by_itself:
-        workload = replace(workload, job_failures=workload.job_failures + 1)
-        if not may_retry(workload.restart_policy, failures=workload.job_failures, exit_code=data.exit_code):
+    if is_failure_of_job(data):
+        may_go_on = may_retry(workload.restart_policy, failures=workload.job_failures, exit_code=data.exit_code)
+        if data.final or not may_go_on:
             return _close(workload, data, Outcome.FAILED, DecisionCode.FAILED)
     elif is_exhausted(workload.restart_policy, failures=workload.job_failures):
         return _close(workload, data, Outcome.FAILED, DecisionCode.FAILED)
+    elif workload.fruitless > rules.platform_retries_without_progress_max:
+        return _give_up(workload, data)
     if workload.standing is Standing.DRAINING:
         return _drained(workload)
-    if failed_by_itself:
+    if is_failure_of_job(data):
         detail = f"attempt {workload.attempt} failed ({data.reason}): failure {workload.job_failures} of the job"
         return ledger.retry_in_place(workload, revision=revision, reason=to_reason(DecisionCode.RETRIED, detail))
     return _after_platform_failure(workload, data, revision=revision, now=now, rules=rules)
+
+
+def is_failure_of_job(data: GroupEnded) -> bool:
+    return data.outcome is AttemptOutcome.FAILED and data.attributed_to is not Attribution.PLATFORM
 
 
 def on_pause_over(workload: Workload) -> Step:
@@ -230,21 +239,51 @@ def _drained(workload: Workload) -> Step:
     return freed
 
 
+def _count(workload: Workload, data: GroupEnded, *, now: float, rules: Rules) -> Workload:
+    """The attempt in the workload's counts: whose failure it was, and whether it led anywhere.
+
+    What we asked to go (a preemption, a hold) counts as nobody's, and leaves the row of fruitless attempts alone.
+    """
+    further = got_further(workload, data, now=now, rules=rules)
+    counted = replace(workload, best_step=max(workload.best_step, data.step or 0))
+    if is_failure_of_job(data):
+        return replace(counted, job_failures=counted.job_failures + 1, fruitless=0)
+    if further:
+        return replace(counted, fruitless=0)
+    if data.outcome is AttemptOutcome.EVICTED and workload.standing is Standing.DRAINING:
+        return counted
+    return replace(counted, fruitless=counted.fruitless + 1)
+
+
 def _after_platform_failure(workload: Workload, data: GroupEnded, *, revision: int, now: float, rules: Rules) -> Step:
-    was_steady = (
-        workload.started_attempt == workload.attempt
-        and workload.started_at is not None
-        and now - workload.started_at >= rules.steady_seconds
-    )
-    failures = 1 if was_steady else workload.platform_failures + 1
+    failures = 1 if was_steady(workload, now=now, rules=rules) else workload.platform_failures + 1
     workload = replace(workload, platform_failures=failures)
     pause = pause_after_platform_failure(failures, rules)
     detail = f"the platform ended attempt {workload.attempt} ({data.reason})"
+    if workload.fruitless > 1:
+        allowed = rules.platform_retries_without_progress_max
+        detail += f"; {workload.fruitless} in a row without one step further, {allowed} are tried again"
     if pause == 0:
         return ledger.retry_in_place(workload, revision=revision, reason=to_reason(DecisionCode.RETRIED, detail))
     paused = replace(workload, back_off_seconds=pause, back_off_until=now + pause)
-    reason = to_reason(DecisionCode.FAILED, f"{detail}, {failures} times in a row: next start in {pause:g} s")
+    reason = to_reason(DecisionCode.FAILED, f"{detail}; {failures} times in a row: next start in {pause:g} s")
     return ledger.set_aside(paused, reason=reason, waiting=ledger.back_off_waits(pause))
+
+
+def _give_up(workload: Workload, data: GroupEnded) -> Step:
+    """The platform's, and yet the end: trying once more has led nowhere too often."""
+    told = (
+        f"the platform ended {workload.fruitless} attempts in a row without one step further, the last one: "
+        f"{data.reason}; if the machine is well, look for what the job does to it, then submit it again"
+    )
+    return ledger.close(
+        workload,
+        outcome=Outcome.FAILED,
+        reason=to_reason(DecisionCode.FAILED, told),
+        exit_code=data.exit_code,
+        attributed_to=Attribution.PLATFORM,
+        cause=EndCause.NO_PROGRESS,
+    )
 
 
 def _close(workload: Workload, data: GroupEnded, outcome: Outcome, code: DecisionCode) -> Step:
@@ -254,6 +293,7 @@ def _close(workload: Workload, data: GroupEnded, outcome: Outcome, code: Decisio
         reason=to_reason(code, data.reason),
         exit_code=data.exit_code,
         attributed_to=data.attributed_to,
+        cause=data.cause,
     )
 
 
