@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from unit.scaling_builders import (
     POLICY,
@@ -204,6 +204,10 @@ def test_every_proposal_is_justified(commands, policy):
     Judged(policy).follow(commands)
 
 
+@example(
+    commands=[("limits", 3, 0), ("broken", {"utilisation": None}), ("windows", 2, 0.9)],
+    policy=SHORT,
+)  # the minimum was raised above the present size
 @given(histories(), policies)
 def test_proposals_of_one_epoch_differ_from_one_to_the_next(commands, policy):
     story = Judged(policy)
