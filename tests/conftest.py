@@ -12,7 +12,6 @@ from shared.telemetry.logs import configure_logging
 from shared.testing.clock import FakeClock
 from shared.testing.postgres import DatabaseServer, FreshDatabase, database_server, temporary_state_directory
 
-
 if not os.environ.get("CI"):  # where it is set, the library's own profile for it does this and more
     settings.register_profile("any-machine", deadline=None)
     settings.load_profile("any-machine")
