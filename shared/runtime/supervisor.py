@@ -2,9 +2,11 @@
 
 import asyncio
 import gc
+import resource
 import signal
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 import uvloop
@@ -106,6 +108,7 @@ def tune_garbage_collection() -> None:
 
 def run_until_signalled(main: Callable[[asyncio.Event], Awaitable[int]]) -> int:
     """Run ``main`` on uvloop; SIGTERM and SIGINT set its ``stopping`` event. Gives its exit code."""
+    raise_descriptor_limit()
 
     async def started() -> int:
         stopping = asyncio.Event()
@@ -116,3 +119,11 @@ def run_until_signalled(main: Callable[[asyncio.Event], Awaitable[int]]) -> int:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(started())
+
+
+def raise_descriptor_limit() -> None:
+    """As far as is allowed: three for each worker and one for each connection are more than the usual 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

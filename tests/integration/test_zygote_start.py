@@ -2,7 +2,10 @@
 
 import importlib.metadata
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,7 +29,7 @@ def test_ping_names_paddle(bed: ZygoteBed) -> None:
     wheel = next(each for each in importlib.metadata.distributions() if each.name.startswith("paddlepaddle"))
     assert bed.ask({"op": "ping"}) == {"ok": True, "pid": bed.process.pid, "paddle": wheel.version, "reason": ""}
     threads = len(list(Path(f"/proc/{bed.process.pid}/task").iterdir()))
-    assert threads == (2 if wheel.name == "paddlepaddle-gpu" else 1)  # brpc's, which starts anew in a fork by itself
+    assert threads == (2 if wheel.name == "paddlepaddle-gpu" else 1)  # brpc's: it sleeps, and a fork goes without it
 
 
 @pytest.mark.parametrize(
@@ -115,7 +118,7 @@ json.dump({"argv": sys.argv[1:], "cwd": os.getcwd(), "x": os.environ["X"], "fds"
 
 
 def test_generators_differ_between_forks(bed: ZygoteBed) -> None:
-    text = "import random, numpy; print(random.random(), numpy.random.rand())"
+    text = "import random, numpy, paddle; print(random.random(), numpy.random.rand(), paddle.rand([1]).item())"
     first, second = bed.script("random-1", text), bed.script("random-2", text)
     first.exit(), second.exit()
     assert not set(first.log.split()) & set(second.log.split())
@@ -243,3 +246,72 @@ def test_a_second_zygote_is_refused_its_socket_and_a_dead_ones_is_taken_over(tmp
     assert running.exit()["code"] == 4
     running.gone()
     third.stop()
+
+
+def run_python(text: str, argument: Path) -> str:
+    command = [sys.executable, "-c", text, str(argument)]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True).stdout
+
+
+A_FORK_FAILS = """
+import os, sys
+from tidewright.elastic import child, zygote
+def fail():
+    raise BlockingIOError(11, "no process more")
+os.fork = fail
+value = {"directory": sys.argv[1], "member": "m", "nonce": "n", "command": ["/bin/true"]}
+try:
+    zygote.start_worker(child.to_start_request(value), base_environment={})
+except BlockingIOError:
+    print("raised")
+"""
+
+
+def test_a_start_that_could_not_fork_says_so_for_good(tmp_path: Path) -> None:
+    """Its folder is locked: without the word execution would wait for it until the start limit."""
+    done = subprocess.run(
+        [sys.executable, "-c", A_FORK_FAILS, str(tmp_path / "m")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "raised\n"
+    assert "no process more" in (tmp_path / "m" / "start_error").read_text()
+
+
+A_PID_COMES_BACK = """
+import json, os, signal, sys, time
+from pathlib import Path
+from tidewright import shim
+from tidewright.elastic.reaper import Reaper
+folder = Path(sys.argv[1])
+reaper, worker = Reaper(), os.fork()
+if worker == 0:
+    time.sleep(60)
+ended_shim = os.fork()
+if ended_shim == 0:
+    os._exit(0)
+record = {"worker_pid": worker, "worker_start": shim.process_stat(worker)[2]}
+(folder / "pid.json").write_text(json.dumps(record))
+reaper.statuses[worker] = (7 << 8, time.time() - 1000)  # what a stranger with this pid left, long ago
+reaper.shims[ended_shim] = str(folder)
+while reaper.shims:
+    reaper.reap()
+alive, told = not reaper.ended, (folder / "exit.json").exists()
+os.kill(worker, signal.SIGKILL)
+while not (folder / "gone").exists():
+    reaper.reap()
+print(alive, told, json.loads((folder / "exit.json").read_text())["code"])
+"""
+
+
+def test_a_living_worker_gets_no_status_of_a_stranger_that_had_its_pid(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", A_PID_COMES_BACK, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == f"True False {-signal.SIGKILL}\n"

@@ -193,9 +193,11 @@ def reset_signals() -> None:
 def _seed_generators() -> None:
     """Forks of one process share the state of its generators; a fresh interpreter would have its own."""
     random.seed()
-    numpy = sys.modules.get("numpy")
+    numpy, paddle = sys.modules.get("numpy"), sys.modules.get("paddle")
     if numpy is not None:
         numpy.random.seed()
+    if paddle is not None and hasattr(paddle, "seed"):
+        paddle.seed(int.from_bytes(os.urandom(7)))
     atexit._clear()  # what modules registered in the zygote is for the zygote's end
 
 

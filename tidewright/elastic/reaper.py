@@ -56,15 +56,21 @@ class Reaper:
         if Path(directory, "gone").exists():
             return
         try:
-            worker = int(json.loads(Path(directory, "pid.json").read_bytes())["worker_pid"])
-        except (OSError, ValueError, KeyError, TypeError):
+            record = json.loads(Path(directory, "pid.json").read_bytes())
+            worker, start = int(record["worker_pid"]), int(record["worker_start"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return  # it never had a record, so its worker did not run
         if Path(directory, "exit.json").exists():
             self.ended.append(directory)
+        elif self._is_child(worker, start):  # before the statuses: its pid may have been another's earlier
+            self.orphans[worker] = directory
         elif worker in self.statuses:
             self._orphan_ended(directory, worker, *self.statuses.pop(worker))
-        elif worker in shim.children_of(os.getpid()):
-            self.orphans[worker] = directory
+
+    def _is_child(self, pid: int, start: int) -> bool:
+        """Also one that has ended and was not reaped."""
+        stat = shim.process_stat(pid)
+        return stat is not None and stat[2] == start and pid in shim.children_of(os.getpid())
 
     def _orphan_ended(self, directory: str, worker: int, status: int, at: float) -> None:
         if not Path(directory, "exit.json").exists():

@@ -52,7 +52,7 @@ def boot_id() -> str:
 def start_worker(request: child.StartRequest, *, base_environment: dict[str, str]) -> int | None:
     """Fork the process that becomes the shim and return its pid; None if this start was already made.
 
-    Raises OSError. The folder's lock is never taken back: after a failure this incarnation is spent.
+    Raises OSError. The folder's lock is never taken back: after a failure this incarnation is spent, and it says so.
     """
     Path(request.directory).mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -61,7 +61,11 @@ def start_worker(request: child.StartRequest, *, base_environment: dict[str, str
         return None
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        _write_start_error(request, error)
+        raise
     if pid == 0:
         _become_shim(request, base_environment)
     return pid
@@ -92,9 +96,13 @@ def _become_shim(request: child.StartRequest, base_environment: dict[str, str]) 
         own = [request.directory, str(worker), str(WATCH_INTERVAL_SECONDS), str(request.memory_bytes)]
         os.execv(program[0], [*program, *own])  # noqa: S606
     except BaseException as error:  # noqa: BLE001 - a fork must never return into the zygote's loop
-        with suppress(OSError):
-            shim.write_atomically(request.directory, "start_error", f"{error!r}\n")
+        _write_start_error(request, error)
         os._exit(99)
+
+
+def _write_start_error(request: child.StartRequest, error: BaseException) -> None:
+    with suppress(OSError):
+        shim.write_atomically(request.directory, "start_error", f"{error!r}\n")
 
 
 def _write_record(request: child.StartRequest, worker: int) -> None:
