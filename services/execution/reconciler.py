@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Final
 
 from schemas.envelope import Draft
@@ -102,6 +103,7 @@ class Reconciler:
         self._told_write_offs: frozenset[MemberName] | None = None
         self._catalogued_at = float("-inf")
         self._settle_at = float("inf")
+        self._began_at = (clock.now(), clock.monotonic())
         self._decided_at = float("inf")
         self._is_behind = False
         self._log = get_logger(part="reconciler")
@@ -135,6 +137,7 @@ class Reconciler:
     def _begin(self) -> None:
         """After a start, or a lease taken over: who runs is given time to come back."""
         self._published, self._told_write_offs = None, None
+        self._began_at = (self._clock.now(), self._clock.monotonic())
         self._settle_at = self._clock.monotonic() + self._settings.rejoin_seconds
         self._memory.settled = False
 
@@ -231,7 +234,7 @@ class Reconciler:
         write_offs = frozenset(m.name for job in after.values() for m in job.members if m.state is _WRITTEN_OFF)
         instant = Now(
             monotonic=now,
-            wall=self._clock.now(),
+            wall=self._steady_wall(now),
             capacity_revision=self._published.revision if self._published is not None else 0,
             capacity_tells_all=write_offs == self._told_write_offs,
         )
@@ -263,6 +266,11 @@ class Reconciler:
             catalogue_is_due=now - self._catalogued_at >= _CATALOGUE_SECONDS,
             write_offs=frozenset(m.name for job in after.values() for m in job.members if m.state is _WRITTEN_OFF),
         )
+
+    def _steady_wall(self, now: float) -> datetime:
+        """The wall clock of the start, gone on since: how long a job has run must not jump with the clock."""
+        wall, monotonic = self._began_at
+        return wall + timedelta(seconds=now - monotonic)
 
     def _supply(self, jobs: Iterable[Job]) -> Supply:
         taken = {n for job in jobs for m in job.members if m.state is not MemberState.GONE for n in m.devices}

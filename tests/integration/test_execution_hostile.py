@@ -14,11 +14,11 @@ from typing import Any
 import asyncpg
 import pytest
 import pytest_asyncio
-from integration.elastic_bed import ZygoteBed
+from integration.elastic_bed import ZygoteBed, is_alive
 from integration.execution_bed import NAMES, ExecutionBed, start_of
 from integration.trainer_talk import Talk, hello, run_sleeper
 
-from schemas.events.worker import CheckpointFailed, GroupEnded
+from schemas.events.worker import CheckpointFailed, GroupEnded, GroupStarted
 from schemas.vocabulary import AttemptOutcome, Mode
 from services.execution.core.seen import Process
 from services.execution.local import proc
@@ -138,6 +138,23 @@ async def test_a_question_asked_again_takes_the_place_of_the_former(bed: Executi
     stranger = await Talk.open(bed)
     stranger.say(protocol.Admit(token=question.token, member=f"{job}/worker/99/1", nonce="n", pid=1))
     assert isinstance(await stranger.hear(), protocol.Refused)
+
+
+async def test_a_jump_of_the_wall_clock_ends_nobody(bed: ExecutionBed, job: str) -> None:
+    await bed.submit(job, command=("/bin/sleep", "60"), run_time_limit_seconds=7200.0)
+    await bed.grant(job, 1)
+    await bed.event(GroupStarted, job)
+    pid = await bed.worker_pid(job)
+    try:
+        for seconds in (86_400, -86_400, 0):
+            (bed.state / "clock_offset").write_text(str(seconds))
+            await others_go_on(bed)
+            assert not await bed.events(GroupEnded, job)
+            assert is_alive(pid)
+    finally:
+        (bed.state / "clock_offset").unlink()
+    await bed.evict(job, grace=1)
+    await bed.event(GroupEnded, job)
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
