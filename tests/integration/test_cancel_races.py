@@ -11,7 +11,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from integration.cancel_bed import CancelBed, cancel_bed
+from integration.cancel_bed import BEYOND_SECONDS, GRACE_SECONDS, CancelBed, cancel_bed
 from integration.launched import is_alive, until
 
 from tidewright.client import Client
@@ -107,37 +107,30 @@ def test_just_failed_with_a_retry_left(bed: CancelBed, tmp_path: Path) -> None:
     assert ran.read_text() == "once\n"
 
 
-def test_the_services_die_right_after_they_have_accepted_it(bed: CancelBed) -> None:
-    job = bed.shell("trap '' TERM; while true; do sleep 0.1; done")
-    bed.comes_to(job, "Running")
+def test_no_service_is_there(bed: CancelBed) -> None:
+    """They die right after they have accepted one, and another is asked for, again and again, until they are back."""
+    accepted, asked = (bed.shell("trap '' TERM; while true; do sleep 0.1; done") for _ in range(2))
+    for job in (accepted, asked):
+        bed.comes_to(job, "Running")
     bed.wait_behind()
-    processes = bed.tree(job)
-    with unsupervised(bed):
-        bed.client.cancel(job)
-        os.kill(bed.up.pid("process"), signal.SIGKILL)
-        time.sleep(2.0)
-        assert is_alive(bed.pid(job)), "nobody is there to end it"
-    bed.ends(job, processes=processes, since=answered_at(bed, job))
+    processes = {job: bed.tree(job) for job in (accepted, asked)}
 
-
-def test_asked_for_while_no_service_is_there(bed: CancelBed) -> None:
-    """The request is repeated until somebody answers."""
-    job = bed.shell("sleep 600")
-    bed.comes_to(job, "Running")
-    bed.wait_behind()
-    processes = bed.tree(job)
-
-    def cancel() -> None:
+    def ask() -> None:
         with Client(bed.up.url, retry_seconds=60) as client:
-            client.cancel(job)
+            client.cancel(asked)
 
+    asking = threading.Thread(target=ask)
     with unsupervised(bed):
+        bed.client.cancel(accepted)
         os.kill(bed.up.pid("process"), signal.SIGKILL)
-        asking = threading.Thread(target=cancel)
         asking.start()
-        time.sleep(1.0)
+        time.sleep(2.0)
+        assert is_alive(bed.pid(accepted)), "nobody is there to end it"
     asking.join()
-    bed.ends(job, processes=processes, since=time.monotonic())
+    since = answered_at(bed, accepted)
+    bed.comes_to(accepted, "Cancelled", seconds=GRACE_SECONDS + BEYOND_SECONDS)
+    bed.ends(asked, processes=processes[accepted] | processes[asked], since=since)
+    bed.told_once(accepted, attempts=1)
 
 
 def test_postgres_dies_right_after_it_was_stored(bed: CancelBed) -> None:
