@@ -2,10 +2,11 @@
 
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -234,8 +235,18 @@ class ElasticBed:
         script.write_text(SCRIPT)
         return cls(zygote, base, Coordinator(base / "checkpoints", **options), script)
 
-    def start(self, *names: str, seed: int = 3, interpreter: str | None = None, **options: Any) -> None:
-        """Start workers of the job; ``options`` are the script's. With ``interpreter`` they are not forked."""
+    def start(
+        self,
+        *names: str,
+        seed: int = 3,
+        interpreter: str | None = None,
+        moments: Mapping[str, str] = MappingProxyType({}),
+        **options: Any,
+    ) -> None:
+        """Start workers of the job; ``options`` are the script's. With ``interpreter`` they are not forked.
+
+        ``moments``: what befalls them and when, see ``elastic_moments``.
+        """
         arguments = [text for key, value in options.items() for text in (f"--{key.replace('_', '-')}", str(value))]
         for name in names:
             environment = {
@@ -244,6 +255,7 @@ class ElasticBed:
                 protocol.ATTEMPT_VARIABLE: "1",
                 protocol.OUTPUT_DIRECTORY_VARIABLE: str(self.base / "out"),
                 "SEED": str(seed),
+                **moments,
             }
             member = self.zygote.ask(
                 {
