@@ -188,6 +188,36 @@ def test_a_leaver_and_a_death_in_the_same_step(bed: ElasticBed, victim: str, mom
     check(bed)
 
 
+@pytest.mark.parametrize("moment", ["take 2 1", "adopted 2 1", "applied 2 1", "begun 2 2"])
+def test_all_who_stay_die_before_a_leaver_is_told_to_go(bed: ElasticBed, moment: str) -> None:
+    """It is the last one that holds the state. A checkpoint has some of it at most."""
+    c = bed.coordinator
+    bed.start("a", epochs=EPOCHS, moments={DIE: moment})
+    bed.start("b", epochs=EPOCHS)
+    c.resize(["a", "b"], source=-1)
+    c.offer(["a"], leavers=["b"])
+    wait_until(lambda: is_dead(bed, "a"), what="a dies")
+    mend(bed, "b")
+    bed.finish("b")
+    check(bed)
+
+
+def test_another_leaver_dies_and_the_one_that_is_left_ends_when_it_is_told(bed: ElasticBed) -> None:
+    """c cannot know whether the others have changed or died: it holds its state until execution has seen it."""
+    c = bed.coordinator
+    bed.start("a", epochs=EPOCHS, moments={PAUSE: "adopted 2 1"})
+    bed.start("b", epochs=EPOCHS, moments={DIE: "asking 1 1"})
+    bed.start("c", epochs=EPOCHS)
+    c.resize("abc", source=-1)
+    c.offer("a", leavers="bc")
+    c.waiting("c")
+    (bed.base / GO).touch()
+    c.started("a")
+    c.tell("c", protocol.Stop(grace_seconds=5, reason="it is not granted any more"))
+    bed.finish("a", "c")
+    check(bed)
+
+
 @pytest.mark.parametrize("moment", ["sum 2 1", "applied 2 1"])
 def test_an_offer_in_the_first_step_of_a_group_waits_until_it_has_started(bed: ElasticBed, moment: str) -> None:
     """b leaves for c, and d comes before that change is proven. Else the group that b waits in was forgotten."""

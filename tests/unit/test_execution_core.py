@@ -36,6 +36,7 @@ from schemas.vocabulary import (
     Attribution,
     DecisionCode,
     GroupChangeCause,
+    MemberName,
     MemberPhase,
     Mode,
     Outcome,
@@ -460,6 +461,24 @@ def test_leaver_that_has_not_come_back_since_a_restart_may_hold_the_last_step() 
     job = make_job(2, members=(make_member(0), make_member(1, ending=Ending.LEAVER)), roles=(make_grant(1),))
     decision = look(job, make_seen(reports={name(0): make_report(waiting=True)}))
     assert not [effect for effect in decision.effects if isinstance(effect, OfferGeneration)]
+
+
+@pytest.mark.parametrize(("has_started", "asked"), [(True, [name(1)]), (False, [])])
+def test_leaver_that_holds_its_state_is_stopped_once_the_group_without_it_has_started(
+    has_started: bool, asked: list[MemberName]
+) -> None:
+    """It was cut off before it was told. Until that start it may be the only one that holds the state."""
+    state = GenerationState.STARTED if has_started else GenerationState.OFFERED
+    job = make_job(
+        2,
+        members=(make_member(0), make_member(1, ending=Ending.LEAVER)),
+        roles=(make_grant(1),),
+        generation=2,
+        generations=(make_generation(1, (name(0), name(1))), make_generation(2, (name(0),), state=state)),
+    )
+    reports = {name(0): make_report(generation=2, step=12, generation_step=11), name(1): make_report(waiting=True)}
+    decision = look(job, make_seen(reports=reports))
+    assert [effect.member for effect in decision.effects if isinstance(effect, AskToStop)] == asked
 
 
 def test_offer_number_is_above_what_any_member_knows() -> None:

@@ -52,6 +52,8 @@ def flag_values(flags: Flags) -> list[float]:
 
 _RANK_BITS: Final = 16
 RANKS_MAX: Final = (1 << _RANK_BITS) - 1
+DISMISSED: Final = 1 << 62
+"""Greater than any bid: said by those whose newer group has started to those who wait in this one."""
 
 
 def bid(*, step: int, rank: int, may_be_source: bool, is_named: bool) -> int:

@@ -9,6 +9,10 @@ class GroupBroken(Exception):
     """A collective did not come to its end: a peer is gone, stuck, or has let the group go."""
 
 
+class Dismissed(GroupBroken):
+    """The group for which others have left this one has started: this one is over."""
+
+
 class CheckpointBroken(Exception):
     """A folder that is no whole checkpoint: a file is missing, cut off or changed.
 

@@ -6,7 +6,8 @@ after ``job.apply`` (a scheduler's step) is part of the state that others receiv
 1. A new group is swapped to when the flags of one all-reduce say that everyone has formed it.
 2. The old group is kept until the second all-reduce of the new one, which proves that everyone passed the first.
 3. A collective that breaks before that leads back to the old group; after it, the state is held until the next offer.
-4. Leavers wait in a collective of the old group: it breaks when the others let go, and completes when they come back.
+4. Leavers wait in a collective of the old group, which completes when the others come back, or when they say that the
+   new group has started. If it breaks, the others may be dead: then a leaver holds its state like everyone else.
 """
 
 import time
@@ -16,7 +17,8 @@ from typing import Any, Final, NoReturn
 
 from tidewright import protocol
 from tidewright.elastic.agreement import Agreement, Flags, bid
-from tidewright.elastic.errors import GroupBroken, StateLost
+from tidewright.elastic.dismissal import Dismissal
+from tidewright.elastic.errors import Dismissed, GroupBroken, StateLost
 from tidewright.elastic.group import Group, die_as_lost
 from tidewright.elastic.ledger import finite
 from tidewright.elastic.offers import Formation
@@ -35,6 +37,7 @@ class Trainer:
         self._parts = parts
         self.group: Group | None = None
         self._old: Group | None = None
+        self._dismissal = Dismissal()
         self._steps_in_group = 0
         self._position = Position()
         self._skipped: tuple[str, ...] = ()
@@ -111,8 +114,12 @@ class Trainer:
         if self.group.rank == 0:
             self._parts.keeper.started(self.group.generation)
         self._parts.say(self._parts.standing.keep(word))
+        self._dismiss_leavers()
+
+    def _dismiss_leavers(self) -> None:
+        """Rule 4: this group has started, or ends as a whole."""
         if self._old is not None:
-            self._old.let_go()
+            self._dismissal.begin(self._old)
             self._old = None
 
     # -- between steps ----------------------------------------------------------------------------------------------
@@ -218,8 +225,15 @@ class Trainer:
         if not old.is_solo:
             try:
                 self._catch_up(old)
-            except GroupBroken:
-                pass
+            except Dismissed:
+                with suppress(GroupBroken):
+                    old.meet()
+            except GroupBroken as error:
+                self._is_leaving_or_done = False
+                old.drop_broken()
+                self.group = None
+                self._hold(str(error))
+                return
             else:
                 self._is_leaving_or_done = False
                 self._came_back(old, failed=generation)
@@ -353,6 +367,7 @@ class Trainer:
         parts.keeper.wait()
         view = parts.standing.view
         parts.ledger.write("stopped", step=self.step, generation=view.generation, rank=view.rank, world=view.world)
+        self._dismissal.see_off()
         parts.flush()
         raise SystemExit(0)
 
@@ -380,6 +395,7 @@ class Trainer:
         self._is_leaving_or_done = True
         with suppress(GroupBroken), self._parts.standing.waiting_for_others():
             group.meet()
+            self._dismiss_leavers()
 
     def finish(self) -> None:
         """Training is complete: say so while this process lives, and keep the end for a restart. Once."""
@@ -397,6 +413,7 @@ class Trainer:
         if self.group.rank == 0:
             parts.keeper.wait()  # an earlier one may still be under way, and this one must not be left out
             parts.keeper.begin(self.step)
+        self._dismissal.see_off()
 
     def _keep_if_due(self) -> None:
         """Only in a group that has started: others may fall back from one that has not, and apply its steps anew."""

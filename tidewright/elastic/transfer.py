@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tidewright.elastic.agreement import winner
+from tidewright.elastic.agreement import DISMISSED, winner
 from tidewright.elastic.backend import paddle
-from tidewright.elastic.errors import ElasticError
+from tidewright.elastic.errors import Dismissed, ElasticError
 from tidewright.elastic.group import Group
 from tidewright.elastic.tracked import Tracked, buckets, from_bytes, to_bytes
 
@@ -30,8 +30,11 @@ class Position:
 
 
 def elect(group: Group, *, own_bid: int) -> int:
-    """The rank of the source. Raises GroupBroken."""
-    return winner(group.max(own_bid))
+    """The rank of the source. Raises GroupBroken; Dismissed if a newer group has started without this member."""
+    greatest = group.max(own_bid)
+    if greatest == DISMISSED:
+        raise Dismissed(f"generation {group.generation} is over: a newer one has started")
+    return winner(greatest)
 
 
 def hand_over(

@@ -313,7 +313,10 @@ def _end_stuck(turn: Turn) -> None:
 
 
 def _end_leavers(turn: Turn) -> None:
-    """A leaver in the group exits by itself once the next one has started; one outside is stopped at once."""
+    """A leaver in the group exits by itself once the next one has started; one outside is stopped at once.
+
+    So is one whose group was cut before it was told of the start: the state that it holds for others is old now.
+    """
     grace = turn.job.grace_seconds
     for member in turn.job.held():
         if member.ending is not Ending.LEAVER:
@@ -322,7 +325,7 @@ def _end_leavers(turn: Turn) -> None:
         in_group = any(member.name in generation.members for generation in turn.job.line)
         if member.state is MemberState.COMMITTED:
             drop_unadmitted(turn, member, reason=member.ending_reason)
-        elif in_group or (report is not None and report.holds_state):
+        elif in_group or (report is not None and report.is_stepping):
             if turn.lasted(f"end:{member.name}") > grace:
                 kill(turn, member)
         else:
