@@ -26,7 +26,7 @@ class Dismissal:
                 old.meet()  # who let go sooner would cut off a slower one that has not heard it yet
             old.let_go()
 
-        old.watch(lambda _: None, lambda _: None)
+        old.watch(lambda _: None)
         self._thread = threading.Thread(target=tell, name="tide-dismissal", daemon=True)
         self._thread.start()
 
