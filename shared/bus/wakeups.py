@@ -18,6 +18,8 @@ CHANNEL: Final = "tide_log"
 _COALESCE_SECONDS: Final = 0.002
 _RECONNECT_SECONDS: Final = 0.5
 _CONNECT_SECONDS: Final = 5
+_LOST: Final = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""What a connection that ends raises; the last one where it ends in the middle of a command."""
 _log = get_logger()
 
 
@@ -53,7 +55,7 @@ class Wakeups:
             while not stopping.is_set():
                 try:
                     await self._connect(stopping)
-                except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:
+                except _LOST as exc:
                     _log.debug("wakeups_interrupted", error=type(exc).__name__)
                     await pause(stopping, _RECONNECT_SECONDS)
             end.cancel()

@@ -156,9 +156,11 @@ class Coordinator:
                     peer.words.append(word)
 
     def tell(self, name: str, word: protocol.Message) -> None:
+        """Lost if its connection has just ended, as in reality."""
         connection = self.peers[name].connection
         assert connection is not None
-        connection.sendall(protocol.encode(word))
+        with suppress(OSError):
+            connection.sendall(protocol.encode(word))
 
     # -- what tests say --------------------------------------------------------------------------------------------
 

@@ -241,6 +241,7 @@ def test_who_recovers_does_not_wait_for_the_watchdog(
     slow = Collective()
 
     def release() -> None:
+        slow.begun.wait()
         peer.close()
         wait_until(lambda: said == ["broken"])
         time.sleep(0.05)  # the watchdog sees the call through
