@@ -47,6 +47,7 @@ class JobView:
         newest = max(self.words, key=lambda c: (c.step, c.generation), default=None)
         if self.job.desired is not Desired.GRANTED or self.job.verdict is not None:
             interval = 0.0  # the last one before the end is told at once
+        recovered = self.failure_at > self.announced_at  # so is the first one after a failure
         return Seen(
             reports=self.reports,
             processes=self.processes,
@@ -55,7 +56,7 @@ class JobView:
             stores=stores,
             settled=settled,
             shelf=self.shelf,
-            checkpoint_word=newest if now - self.announced_at >= interval else None,
+            checkpoint_word=newest if recovered or now - self.announced_at >= interval else None,
             checkpoint_failure=self.failure if now - self.failure_at >= interval else None,
         )
 

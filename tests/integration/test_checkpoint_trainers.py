@@ -116,6 +116,34 @@ def test_a_group_that_was_cut_off_adds_nothing_to_the_line_of_the_one_that_took_
     assert load_first(found(bed), skipped=pytest.fail).generation == 2
 
 
+def test_a_group_that_finds_no_whole_one_says_so_and_ends_nobody(bed: ElasticBed) -> None:
+    """The one who loads tells why, the others that the group is off; all of them are there for the next offer."""
+    c = bed.coordinator
+    go_on(bed, "old")
+    wait_until(lambda: len(found(bed)) >= 2)
+    os.kill(bed.members["old"].worker_pid, signal.SIGKILL)
+    bed.members["old"].gone()
+    c.welcome = replace(c.welcome, checkpoint_every_steps=100_000)
+    names = [path.name for path in found(bed)]
+    for path in found(bed):
+        (path / "values.bin").rename(path / "aside")
+    bed.start("x", "y", epochs=5000, delay=0)
+    offer: dict[str, Any] = {"checkpoint": str(bed.base / "checkpoints" / names[0]), "older": tuple(names[1:])}
+    number = c.offer(["x", "y"], source=-1, **offer)
+    lost = wait_until(lambda: c.peers["x"].said(protocol.FormFailed, number))
+    assert lost.state_lost
+    assert all(f"{name}: values.bin: No such file" in lost.reason for name in names)
+    off = wait_until(lambda: c.peers["y"].said(protocol.FormFailed, number))
+    assert not off.state_lost
+    for path in found(bed):
+        (path / "aside").rename(path / "values.bin")
+    c.resize(["x", "y"], source=-1, **offer)
+    assert c.peers["y"].said(protocol.Started).resumed_step == int(names[0].partition("-s")[2])
+    c.tell("x", protocol.Stop(grace_seconds=5, reason="enough"))
+    for name in "xy":
+        bed.finish_quietly(name)
+
+
 def test_a_disk_that_is_full_for_a_while(zygote: ZygoteBed, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -34,6 +34,8 @@ from services.execution.core.state import Checkpoint, GenerationState, Job
 from services.execution.core.turn import OfferGeneration
 from services.execution.local.checkpoints import ShelfReader, look_at_shelf
 from services.execution.membership.words import apply_message
+from services.execution.memory import JobView
+from services.execution.store import StoredJob
 from services.intake.core.readmodel import Registers, fold_event
 from services.intake.core.summaries import tell
 from services.intake.core.view import say_why
@@ -201,6 +203,18 @@ def test_a_word_of_the_wire_becomes_checkpoints() -> None:
         BAD,
         SkippedCheckpoint(generation=0, step=0, reason="something else: told"),
     )
+
+
+def test_the_first_one_after_a_failure_is_announced_at_once() -> None:
+    """Until then ``why`` says that checkpoints fail."""
+    view = JobView(stored=StoredJob(job=make_job(), token_hash=b""), announced_at=100.0)
+    view.note_checkpoint(Checkpoint(generation=1, step=40, location="/c/g1-s40"))
+    look_at = {"stores": frozenset[int](), "settled": True, "now": 110.0, "interval": 30.0}
+    assert view.seen(**look_at).checkpoint_word is None
+    view.failure_at = 105.0
+    word = view.seen(**look_at).checkpoint_word
+    assert word is not None
+    assert word.step == 40
 
 
 # -- the folder ---------------------------------------------------------------------------------------------------
