@@ -2,7 +2,8 @@
 
 Run as ``python -S -E -I -B shim.py DIRECTORY WORKER_PID INTERVAL_SECONDS MEMORY_BYTES`` by a process that has forked
 the worker, written ``pid.json`` and made itself subreaper and session leader; ``exec`` keeps all of that. It imports
-nothing that is not frozen or built in, since one of it runs beside every worker (4 MB, 20 ms).
+nothing that is not frozen or built in (but ``resource``, for ``wait4``), since one of it runs beside every worker
+(5 MB, 20 ms).
 
 In DIRECTORY it writes ``watch`` (64 bytes, rewritten in place every interval: wall time, state letter, CPU ticks
 of the worker), ``exit.json`` once the worker has ended, ``gone`` when nothing of its tree is left. SIGTERM, SIGINT

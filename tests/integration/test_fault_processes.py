@@ -153,6 +153,16 @@ async def test_run_time_limit_is_final(bed: ExecutionBed, job: str) -> None:
     assert (member["attributed_to"], member["exit_code"]) == (None, -signal.SIGTERM)  # our own signal is nobody's
 
 
+async def test_allocation_that_paddle_refuses_is_a_want_of_memory(bed: ExecutionBed, job: str) -> None:
+    script = bed.state / "large.py"
+    script.write_text("import paddle\npaddle.zeros([1 << 42])\n")
+    await bed.submit(job, script=str(script))
+    await bed.grant(job, 1)
+    ended = await bed.event(GroupEnded, job)
+    assert (ended.attributed_to, ended.cause, ended.exit_code) == (Attribution.JOB, EndCause.OUT_OF_MEMORY, 1)
+    assert "could not allocate memory: it used" in ended.reason
+
+
 # -- memory --------------------------------------------------------------------------------------------------------
 
 

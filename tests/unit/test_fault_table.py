@@ -1,16 +1,17 @@
 """Whose fault: the table of the manual is what the code does, and each exit is judged for a reason that is told."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from unit.execution_builders import make_member
+from unit.execution_builders import look, make_job, make_member, make_seen, name
 
 from schemas.vocabulary import Attribution, EndCause, Mode
 from services.execution.core.attribution import ExitKind, attribute_exit, shell_code
 from services.execution.core.seen import MemoryEnd, MemoryWitness, Process
 from services.execution.core.state import Ending
 from services.execution.local.watched import NO_STATUS, ExitStatus, to_exit_status
-from tests.unit.fault_table import GIB, table
+from tests.unit.fault_table import GIB, gone, table
 from tidewright.cli import exits
 
 PAGE = Path(__file__).parents[2] / "docs" / "failures.md"
@@ -137,3 +138,30 @@ def test_command_line_exits_as_the_job_does(view: dict[str, object], status: int
 def test_exit_record_is_read_as_far_as_it_can_be(value: dict[str, object], expected: ExitStatus) -> None:
     """It lies in a folder that the worker may write to."""
     assert to_exit_status(value) == expected
+
+
+def test_a_job_that_crashes_with_all_its_state_has_failed_by_itself() -> None:
+    """Nobody is left to go on with: a failure of the platform would be tried again without being counted."""
+    crashed = look(make_job(1), make_seen(1, processes={name(0): gone(-11)})).job
+    assert crashed.verdict is not None
+    assert (crashed.verdict.attributed_to, crashed.verdict.cause) == (JOB, EndCause.CRASHED)
+    assert crashed.verdict.exit_code == 139
+    killed = look(make_job(1), make_seen(1, processes={name(0): gone(-9)})).job
+    assert killed.verdict is not None
+    assert (killed.verdict.attributed_to, killed.verdict.cause) == (PLATFORM, EndCause.STATE_LOST)
+    assert "worker/0/1 was killed from outside by SIGKILL" in killed.verdict.reason
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_failure_waits_until_it_is_known_how_its_peer_has_ended(mode: Mode) -> None:
+    """The status of a process is on the disk some milliseconds after its end."""
+    job = make_job(2)
+    job = replace(job, spec=replace(job.spec, mode=mode))
+    processes = {name(0): gone(1), name(1): Process(recorded=True, pid=2, ended=True)}
+    waiting = look(job, make_seen(2, processes=processes)).job
+    assert (waiting.verdict, waiting.losses, len(waiting.held())) == (None, (), 2)
+    own = look(waiting, make_seen(2, processes={**processes, name(1): gone(0)})).job
+    assert own.verdict is not None
+    assert (own.verdict.attributed_to, own.verdict.exit_code) == (JOB, 1)
+    taken = look(waiting, make_seen(2, processes={**processes, name(1): gone(-9)})).job
+    assert taken.verdict is None or taken.verdict.attributed_to is PLATFORM
