@@ -19,7 +19,10 @@ class RequestModel(BaseModel):
 
 
 class WorkerResources(RequestModel):
-    """What one worker needs. ``accelerators`` are whole GPUs, or slots on a machine without any."""
+    """What one worker needs. ``accelerators`` are whole GPUs, or slots on a machine without any.
+
+    A worker that uses more than ``memory``, with all that it starts, is ended as ``OutOfMemory``.
+    """
 
     accelerators: Annotated[int, Field(ge=0, le=1024)] = 1
     cpu: Quantity | None = None

@@ -41,7 +41,7 @@ Examples:
 @click.option("--mode", type=click.Choice(["live", "restart", "fixed"]), help="How it may be resized.")
 @click.option("--accelerators", type=int, metavar="N", help="GPUs (or slots) of each worker; default: 1.")
 @click.option("--cpu", metavar="QUANTITY", help="CPU of each worker: 500m, 2.")
-@click.option("--memory", metavar="QUANTITY", help="Memory of each worker: 512Mi, 2Gi.")
+@click.option("--memory", metavar="QUANTITY", help="What each worker may use: 512Mi, 2Gi.")
 @click.option("-e", "--env", "environment", multiple=True, metavar="KEY[=VALUE]", help="Without a value: yours.")
 @click.option("-l", "--label", "labels", multiple=True, metavar="KEY=VALUE")
 @click.option("--checkpoint-path", metavar="PATH", help="Where the script keeps its own checkpoints.")

@@ -186,11 +186,11 @@ def close(
 HELD_WAITS = WaitReason(code=WaitCode.HELD, detail="the job is held", unblocked_by="releasing it: tide release")
 
 
-def back_off_waits(seconds: float) -> WaitReason:
+def back_off_waits(seconds: float, *, after: str = "the last start failed") -> WaitReason:
     """The reason of a job that claims nothing for a while."""
     return WaitReason(
         code=WaitCode.BACK_OFF,
-        detail=f"the last start failed; the next one is tried after a pause of {seconds:g} s",
+        detail=f"{after}; the next one is tried after a pause of {seconds:g} s",
         unblocked_by="the end of the pause, a change of the cluster's capacity, or a change of the job",
     )
 

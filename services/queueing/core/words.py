@@ -267,7 +267,7 @@ def _after_platform_failure(workload: Workload, data: GroupEnded, *, revision: i
         return ledger.retry_in_place(workload, revision=revision, reason=to_reason(DecisionCode.RETRIED, detail))
     paused = replace(workload, back_off_seconds=pause, back_off_until=now + pause)
     reason = to_reason(DecisionCode.FAILED, f"{detail}; {failures} times in a row: next start in {pause:g} s")
-    return ledger.set_aside(paused, reason=reason, waiting=ledger.back_off_waits(pause))
+    return ledger.set_aside(paused, reason=reason, waiting=ledger.back_off_waits(pause, after=detail))
 
 
 def _give_up(workload: Workload, data: GroupEnded) -> Step:
