@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-import asyncpg
 from sqlalchemy.exc import DBAPIError, InterfaceError, InvalidRequestError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -46,8 +45,6 @@ def translated() -> Iterator[None]:
         if ours is None:
             raise
         raise ours from exc
-    except asyncpg.InternalClientError as exc:  # used after the server's last word, before the connection's end
-        raise Unavailable(f"the connection to the database was lost: {exc}") from exc
 
 
 @contextmanager

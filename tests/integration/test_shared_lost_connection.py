@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from schemas.vocabulary import ServiceName
 from shared.bus.wakeups import Wakeups
-from shared.db.engine import Session, parse_database_url, plain_engine
+from shared.db.engine import parse_database_url, service_engine
 from shared.db.errors import connecting
 from shared.errors import Unavailable
+from shared.settings import ServiceSettings
 from shared.testing.postgres import FreshDatabase
 
 
@@ -54,18 +56,19 @@ def end_connections(database: FreshDatabase) -> None:
 
 async def test_a_statement_then_finds_the_database_unavailable(database: FreshDatabase, tmp_path: Path) -> None:
     async with held_open(database, tmp_path) as url:
-        engine = plain_engine(url, Session(application="test"))
+        engine = service_engine(url, ServiceName.SCALING, ServiceSettings.of(ServiceName.SCALING))
 
         async def use() -> None:
-            async with engine.connect() as connection:
-                await connection.execute(text("select 1"))
-                end_connections(database)
-                await asyncio.sleep(0.2)
-                with connecting():
+            with connecting():
+                async with engine.connect() as connection:
                     await connection.execute(text("select 1"))
 
+        await use()
+        end_connections(database)
+        await asyncio.sleep(0.2)
         with pytest.raises(Unavailable):
             await use()
+        await use()
         await engine.dispose(close=False)
 
 
