@@ -1,7 +1,7 @@
 """Execution is killed while a group is half formed: it falls back or goes on, and nobody is replaced needlessly.
 
 Ten jobs grow from two to three workers and are held at five moments of that, all over one outage. In half of them the
-newcomer is killed meanwhile.
+newcomer is killed meanwhile. Three more shrink from three to two, and one of their leavers is killed.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from integration.elastic_bed import ZygoteBed, is_alive
 from integration.execution_bed import ExecutionBed
 from integration.gated_training import GatedJob
 
-from schemas.events.worker import GroupChanged
+from schemas.events.worker import GroupChanged, RoomFreed
 from schemas.vocabulary import GroupChangeCause
 from shared.testing.postgres import DatabaseServer, temporary_state_directory
 
@@ -26,7 +26,9 @@ MOMENTS = {
     "stepped_once": "world-3-2",
 }
 """By name, the gate that holds it there."""
+SHRINKS = {"leaves_formed": "world-3", "leaves_swapped": "world-2-1"}
 CASES = [f"{moment}-{fate}" for moment in MOMENTS for fate in ("lives", "dies")]
+LEAVING = ["leaves_formed-lives", "leaves_formed-dies", "leaves_swapped-lives"]
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,7 @@ def jobs(postgres: DatabaseServer) -> Iterator[dict[str, GatedJob]]:
         zygote.start()
         bed = ExecutionBed(database, state, zygote.socket_path, settings={"slots": "64", "silent_seconds": "60"})
         jobs = {case: GatedJob(bed, base / case, delay=0.25) for case in CASES}
+        jobs |= {case: GatedJob(bed, base / case, delay=0.25, workers=3) for case in LEAVING}
         try:
             bed.start()
             asyncio.run(go_through_the_outage(bed, jobs))
@@ -64,27 +67,30 @@ async def go_through_the_outage(bed: ExecutionBed, jobs: dict[str, GatedJob]) ->
     await asyncio.sleep(1.0)
     steps = {case: max(job.applied()) for case, job in jobs.items()}
     for case, job in jobs.items():
-        job.open(MOMENTS[case.split("-")[0]])
+        job.open((MOMENTS | SHRINKS)[case.split("-")[0]])
     async with asyncio.TaskGroup() as group:  # training goes on without execution
         for case, job in jobs.items():
-            group.create_task(job.steps_beyond(steps[case] + 3))
+            if case != "leaves_formed-dies":  # a group has lost one of its own: it holds its state
+                group.create_task(job.steps_beyond(steps[case] + 3))
     bed.start()
 
 
 async def come_to_the_moment(job: GatedJob, moment: str) -> None:
-    gate = MOMENTS[moment]
+    gate = (MOMENTS | SHRINKS)[moment]
     await job.begin()
     job.close(gate)
-    if moment == "formed":
-        await job.at("world-2", "0-1", "1-1")
-    await job.bed.resize(job.name, 2, 3)
+    if moment in ("formed", "leaves_formed"):
+        await job.at(gate, "0-1", "1-1")
+    await job.bed.resize(job.name, job.workers, 2 if moment in SHRINKS else 3)
     match moment:
         case "forming":
             await job.until(
                 lambda: job.pid(2) is not None and state_of(job.pid(2)) == "T", "the newcomer stands still"
             )
-        case "formed":
+        case "formed" | "leaves_formed":
             await job.at("formed-2", "0-1", "1-1", "2-1")
+        case "leaves_swapped":
+            await job.at(gate, "0-1", "1-1")
         case "not_joined":
             await job.at(gate, "2-1")
         case _:
@@ -118,4 +124,20 @@ async def test_only_the_newcomer_that_died_is_replaced(jobs: dict[str, GatedJob]
     assert is_alive(job.pid(2, 2))
     assert await job.lost() == [f"{job.name}/worker/2/1"]
     assert await job.incarnations() == {0: 1, 1: 1, 2: 2}
+    job.assert_each_step_once()
+
+
+@pytest.mark.parametrize("case", LEAVING)
+async def test_a_shrink_is_carried_through_and_answered_once(jobs: dict[str, GatedJob], case: str) -> None:
+    job = jobs[case]
+    pids = job.pids(0, 1)
+    await job.is_whole(2)
+    freed = await job.bed.event(RoomFreed, job.name)
+    assert [count.members for count in freed.held] == [2]
+    job.assert_alive(pids)
+    assert not is_alive(job.pid(2))
+    assert await job.incarnations() == {0: 1, 1: 1, 2: 1}, "nobody is started in the leaver's place"
+    changes = await job.bed.events(GroupChanged, job.name)
+    assert [(c.workers, c.lost) for c in changes] == [(2, ())], "it had been asked to go, however it went"
+    assert len(await job.bed.events(RoomFreed, job.name)) == 1
     job.assert_each_step_once()

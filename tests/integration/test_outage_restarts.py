@@ -12,13 +12,13 @@ from integration.elastic_bed import ZygoteBed, is_alive
 from integration.execution_bed import ExecutionBed
 from integration.gated_training import GatedJob
 
-from schemas.events.worker import GroupChanged, GroupEnded, GroupStarted, StartFailed
+from schemas.events.worker import GroupEnded, GroupStarted, StartFailed
 from schemas.vocabulary import AttemptOutcome, Attribution
 from shared.testing.postgres import DatabaseServer, temporary_state_directory
 
 RECOVER_SECONDS = 4.0
 GRACE_SECONDS = 2.0
-LIMITS = {"recover_seconds": str(RECOVER_SECONDS), "stepping_seconds": "3", "slots": "64"}
+LIMITS = {"recover_seconds": str(RECOVER_SECONDS), "slots": "64"}
 
 
 @pytest.fixture(scope="module")
@@ -192,19 +192,3 @@ def workers_below(zygote: ZygoteBed, job: GatedJob) -> list[int]:
         if f"/run/{job.name}/" in log and "tide-shim" not in (entry / "comm").read_text():
             found.append(int(entry.name))
     return found
-
-
-async def test_execution_that_stood_still_takes_nobody_for_silent(bed: ExecutionBed, tmp_path: Path) -> None:
-    """Stopped for longer than a step may take: what it did not hear meanwhile is nobody's silence."""
-    job = GatedJob(bed, tmp_path)
-    await job.begin()
-    pids = job.pids(0, 1)
-    bed.process.send_signal(signal.SIGSTOP)
-    await asyncio.sleep(4.5)
-    bed.process.send_signal(signal.SIGCONT)
-    step = max(job.applied())
-    await job.steps_beyond(step + 15)
-    job.assert_alive(pids)
-    assert await job.incarnations() == {0: 1, 1: 1}
-    assert await bed.events(GroupChanged, job.name) == []
-    await job.end()
