@@ -45,15 +45,19 @@ def find_marked(marks: Collection[int]) -> Iterator[int]:
 
 
 def end_marked(marks: Collection[int]) -> int:
-    """SIGKILL to all of them; gives how many there were. Repeat until there are none: they may fork meanwhile."""
+    """SIGKILL to all of them; gives how many there were. Repeat until there are none: they may fork meanwhile.
+
+    Who became another user, whom we may not signal, is not counted: waiting for it would be of no use. Raises OSError
+    where the kernel has no descriptor left for a look.
+    """
     found = 0
     for pid in find_marked(marks):
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             descriptor = os.pidfd_open(pid)
             try:
                 if _mark_on(pid) in marks:  # the pid is held now, and was not reused before
-                    found += 1
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                    found += 1
             finally:
                 os.close(descriptor)
     return found
@@ -64,14 +68,14 @@ def _mark_on(pid: int) -> int | None:
         return resource.prlimit(pid, resource.RLIMIT_RTTIME)[1]
     except PermissionError:  # of another user, or so says a container: what it is can still be read
         return _mark_read(pid)
-    except OSError:
+    except ProcessLookupError:
         return None
 
 
 def _mark_read(pid: int) -> int | None:
     try:
         lines = Path(f"/proc/{pid}/limits").read_bytes().splitlines()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     words = next((line.split() for line in lines if line.startswith(_LIMIT_NAME)), [b""])
     return int(words[-2]) if len(words) > 2 and words[-2].isdigit() else None
@@ -80,5 +84,5 @@ def _mark_read(pid: int) -> int | None:
 def _is_zombie(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return True

@@ -406,6 +406,8 @@ class Trainer:
         parts = self._parts
         self._see_all_through(self.group)
         parts.standing.enter_phase("finishing")
+        if self._steps_in_group < STARTED_AFTER_STEPS:
+            self._started()  # it began so near the end that there were no two steps: everyone has met all the same
         parts.ledger.write("finished", **self._place(self.step))
         word = protocol.Finished(generation=self.group.generation, step=self.step)
         parts.say(parts.standing.keep(word))

@@ -68,6 +68,7 @@ class Watched:
         self._activity_seen_at = float("-inf")
         self._unseen_since: float | None = None
         self._terminated = False
+        self._kernel_code: int | None = None
         self._final: Process | None = None
 
     def look(self, now: float, *, watch_activity: bool, unseen_end_seconds: float) -> Process:
@@ -81,6 +82,8 @@ class Watched:
         tree_gone = (self.directory / "gone").exists()  # written after the status: look for it before
         status = self._exit_status() if worker_over else NO_STATUS
         exit_code, memory = status.code, status.memory
+        if worker_over and exit_code is None:
+            self._ask_kernel()
         if worker_over and (
             tree_gone
             or (
@@ -88,6 +91,7 @@ class Watched:
                 and self._is_alone()
             )
         ):
+            exit_code = self._kernel_code if exit_code is None else exit_code
             self.close()
             ledger = read_ledger_end(self.directory / "ledger.jsonl")
             gave_up = exit_code is not None and (exit_code > 0 or exit_code == -signal.SIGABRT)
@@ -164,6 +168,11 @@ class Watched:
         """Once the worker is over: before, such a file would be somebody else's."""
         return to_exit_status(_read_json(self.directory / "exit.json") or {})
 
+    def _ask_kernel(self) -> None:
+        """Its shim may be gone, and the zygote: how a process ended that is held here. Their word comes first."""
+        if self._kernel_code is None and "worker" in self._descriptors and self._record is not None:
+            self._kernel_code = proc.exit_code_of(self._descriptors["worker"], self._record.worker_pid)
+
     def _is_unseen(self, now: float, *, has_status: bool, unseen_end_seconds: float) -> bool:
         """Worker and shim are both over, and who may still write the status had its time."""
         if not (self._is_over("worker") and self._is_over("shim")):
@@ -174,7 +183,11 @@ class Watched:
 
     def _is_alone(self) -> bool:
         """Nobody is left who would end what the worker has left behind; so that is done here, and looked at again."""
-        return end_marked((self._mark,)) == 0
+        try:
+            return end_marked((self._mark,)) == 0
+        except OSError as exc:
+            proc.raise_shortage(exc)
+            return False
 
     def _never_recorded(self) -> Process:
         """The zygote could not make the process, and said so: this incarnation is spent."""

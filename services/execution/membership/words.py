@@ -67,7 +67,9 @@ def apply_message(report: Report, message: protocol.Message, *, now: float) -> R
         case protocol.Left():
             return replace(report, left=True)
         case protocol.Finished():
-            return replace(_moved(report, now=now, step=message.step), finished_step=message.step)
+            # It may be the first that is heard of this group: of one that began at the end, nothing was left to do.
+            moved = _moved(report, now=now, generation=message.generation, step=message.step, waiting=False)
+            return replace(moved, finished_step=message.step)
         case _:
             return report
 
