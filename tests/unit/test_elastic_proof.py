@@ -243,10 +243,16 @@ def gone_back(told: Ledgers) -> None:
     told.steps(4, range(6, 8), (11, 12))
 
 
-def two_ends(told: Ledgers) -> None:
+def tried_again(told: Ledgers) -> None:
     told.adopt(4, 6, (21,), parent=2, source="checkpoint")
     told.steps(4, range(6, 8), (21,))
     told.finish(4, 8, (21,))
+
+
+def two_ends(told: Ledgers) -> None:
+    tried_again(told)
+    late = told.clock - 0.5
+    told.entries = [replace(e, at=late) if (e.kind, e.generation) == ("finished", 3) else e for e in told.entries]
 
 
 @pytest.mark.parametrize(
@@ -275,7 +281,7 @@ def two_ends(told: Ledgers) -> None:
         (rogue, "step 0 was applied 2 times as rank 0 of generation 1"),
         (rogue, "step 4 was applied in generation 1 after generation 2 had gone another way at step 4"),
         (gone_back, "pid 11 held step 8 of generation 3 and went back to step 6 in generation 4"),
-        (two_ends, "generation 4 finished at step 8, generation 3 otherwise"),
+        (two_ends, "generation 3 finished at step 8, generation 4 otherwise"),
     ],
 )
 def test_damage_is_noticed(damage: Callable[[Ledgers], None], fault: str) -> None:
@@ -284,6 +290,34 @@ def test_damage_is_noticed(damage: Callable[[Ledgers], None], fault: str) -> Non
     damage(told)
     faults = told.prove().faults
     assert any(fault in text for text in faults), faults
+
+
+def test_a_group_whose_end_nobody_saw_is_tried_again_from_its_last_checkpoint() -> None:
+    told = resized()
+    tried_again(told)
+    training = told.prove()
+    assert generations(training)[6:] == [4, 4]
+    assert training.repeated == 2
+
+
+def test_a_group_that_went_on_after_it_had_finished_counts_to_its_last_end() -> None:
+    """Its end was not seen, and a script that decides itself when it is enough trains for another epoch."""
+    told = resized()
+    told.adopt(4, 8, (21,), parent=3, source="checkpoint")
+    told.steps(4, range(8, 10), (21,))
+    told.finish(4, 10, (21,))
+    training = told.prove()
+    assert generations(training)[8:] == [4, 4]
+    assert training.repeated == 0
+
+
+def test_a_first_epoch_that_is_not_over_says_nothing_of_the_samples() -> None:
+    told = Ledgers()
+    told.adopt(1, 0, (11,), parent=0, source="fresh")
+    told.step(1, 0, (11,))
+    told.entries = [replace(e, ids=(5, 2, 7)) if e.kind == "begun" else e for e in told.entries]
+    assert told.prove(finished=False).faults == ()
+    assert "sample ids are not 0..n-1" in told.prove().faults[0]
 
 
 def test_a_record_that_was_written_late_is_no_second_line() -> None:

@@ -10,8 +10,8 @@ descent does:
 1. A state is named (generation, step): what the members of that group held after so many steps. All hold the same.
 2. It comes from (generation, step - 1) if the group applied that step. Else the group received it when it was adopted
    or fallen back to, and that record names the generation in which it was made.
-3. What counts is the line from which the last state descends: that of those who finished, else of the last step begun
-   and applied.
+3. What counts is the line from which the last state descends: that of those who finished last, else of the last step
+   begun and applied. (A group whose end nobody saw may have finished, and is tried again from its last checkpoint.)
 4. A step of the line needs one record that it was applied, and of every rank that it was begun: a rank's part of the
    sum is fixed by then. Who was killed or fell back between the sum and the record held the state or had it sent.
 5. What was applied beside the line was done again. That is right if those who held it were gone, or were newcomers
@@ -119,7 +119,8 @@ class _Told:
     begun_at: dict[State, float] = field(default_factory=dict)
     """when the last of those who applied it had begun it"""
     origins: dict[State, State] = field(default_factory=dict)
-    finished: set[State] = field(default_factory=set)
+    finished: dict[State, float] = field(default_factory=dict)
+    """when it was said"""
     faults: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
@@ -170,7 +171,7 @@ def _follow(process: Sequence[Entry], told: _Told) -> None:
                 held, steps_in_group = (entry.generation, entry.step + 1), steps_in_group + 1
                 confirmed = confirmed or steps_in_group == STARTED_AFTER_STEPS
             case "finished" if held is not None:
-                told.finished.add(held)
+                told.finished[held] = max(entry.at, told.finished.get(held, 0.0))
 
 
 def _hand_over(entry: Entry, told: _Told) -> None:
@@ -211,11 +212,14 @@ def _line(told: _Told) -> _Line:
     if not told.applied:
         return line
     generation, step = max(told.applied, key=lambda place: (told.begun_at[place], place))
-    ends = sorted(told.finished) or [(generation, step + 1)]
-    _descend(ends[0], told, line)
-    for end in ends[1:]:
-        if end not in line.states and _made_in(end, told) != _made_in(ends[0], told):
-            line.faults.append(f"generation {end[0]} finished at step {end[1]}, generation {ends[0][0]} otherwise")
+    last = max(told.finished, key=lambda state: (told.finished[state], state), default=(generation, step + 1))
+    _descend(last, told, line)
+    done = (e.at for (group, _), entries in told.applied.items() if group == last[0] for e in entries)
+    began = min(done, default=told.finished.get(last, 0.0))
+    for other, at in sorted(told.finished.items()):
+        is_the_same = other in line.states or _made_in(other, told) == _made_in(last, told)
+        if not is_the_same and at > began:
+            line.faults.append(f"generation {other[0]} finished at step {other[1]}, generation {last[0]} otherwise")
     return line
 
 
@@ -310,7 +314,8 @@ def _again(used: dict[int, Counter[int]]) -> Iterator[str]:
 
 def _left_out(used: dict[int, Counter[int]], *, finished: bool) -> Iterator[str]:
     everything = sorted({sample for counts in used.values() for sample in counts})
-    if everything and everything != list(range(len(everything))):
+    is_whole = finished or len(used) > 1  # until then nobody knows how many there are
+    if everything and is_whole and everything != list(range(len(everything))):
         yield f"sample ids are not 0..n-1: {len(everything)} different ones, the last is {everything[-1]}"
     last = max(used, default=0)
     for epoch, counts in sorted(used.items()):
