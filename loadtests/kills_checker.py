@@ -6,7 +6,7 @@ event stream decide.
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -100,36 +100,39 @@ def find(record: Record) -> Findings:
 
 
 def _lost(record: Record, jobs: Sequence[str], trainings: dict[str, Training]) -> list[str]:
-    """Accepted jobs that are not in the log, never ended or not as they should have; work that was left out."""
-    found = []
-    for job in jobs:
-        cancelled = any(m.name == "cancelling" and m.data["job"] == job for m in record.marks)
-        allowed = {"succeeded", "cancelled"} if cancelled else {"succeeded"}
-        if not record.events_of(job, SUBMITTED):
-            found.append(f"{job} was accepted and is not in the log")
-        for kind in (CLOSED, JOB_ENDED):
-            outcomes = [str(e.data["outcome"]) for e in record.events_of(job, kind)]
-            if not outcomes:
-                found.append(f"{job} has no {kind}")
-            elif outcomes[0] not in allowed:
-                found.append(f"{job} {outcomes[0]} ({kind}): {record.events_of(job, kind)[0].data.get('reason')}")
-        found += [f"{job}: {fault}" for fault in trainings[job].missing]
-    return found
+    """Accepted jobs that are not in the log, did not end as they should have, or left work out; one text each."""
+    found = ((job, list(_missing(record, job, trainings[job]))) for job in jobs)
+    return [f"{job}: {'; '.join(told)}" for job, told in found if told]
+
+
+def _missing(record: Record, job: str, training: Training) -> Iterator[str]:
+    cancelled = any(m.name == "cancelling" and m.data["job"] == job for m in record.marks)
+    allowed = {"succeeded", "cancelled"} if cancelled else {"succeeded"}
+    if not record.events_of(job, SUBMITTED):
+        yield "it was accepted and is not in the log"
+    for kind in (CLOSED, JOB_ENDED):
+        events = record.events_of(job, kind)
+        if not events:
+            yield f"no {kind}"
+        elif events[0].data["outcome"] not in allowed:
+            yield f"{events[0].data['outcome']} by {kind} ({events[0].data.get('reason')})"
+    yield from training.missing
 
 
 def _run_twice(record: Record, jobs: Sequence[str], trainings: dict[str, Training]) -> list[str]:
-    """Two jobs from one submission, two ends of one job, steps or samples that count twice."""
-    found = []
+    """Two jobs from one submission; jobs with two ends, or with steps or samples that count twice; one text each."""
     names = Counter(str(e.data["spec"]["name"]) for e in record.events if e.type == SUBMITTED)
-    found += [f"{name} was submitted once and is {count} jobs" for name, count in sorted(names.items()) if count > 1]
-    for job in jobs:
-        for kind in (SUBMITTED, CLOSED, JOB_ENDED):
-            count = len(record.events_of(job, kind))
-            if count > 1:
-                found.append(f"{job} has {count} times {kind}")
-        training = trainings[job]
-        found += [f"{job}: {fault}" for fault in training.faults if fault not in training.missing]
-    return found
+    twins = [f"{name}: submitted once, and {count} jobs" for name, count in sorted(names.items()) if count > 1]
+    found = ((job, list(_twice(record, job, trainings[job]))) for job in jobs)
+    return twins + [f"{job}: {'; '.join(told)}" for job, told in found if told]
+
+
+def _twice(record: Record, job: str, training: Training) -> Iterator[str]:
+    for kind in (SUBMITTED, CLOSED, JOB_ENDED):
+        count = len(record.events_of(job, kind))
+        if count > 1:
+            yield f"{count} times {kind}"
+    yield from (fault for fault in training.faults if fault not in training.missing)
 
 
 def _succeeded(record: Record, job: str) -> bool:
