@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from textwrap import shorten
 from typing import Final
 
 from demo.claims import CLOSED, ENDED, EVICTED, JOB_ENDED
@@ -292,7 +293,7 @@ def told(findings: Findings) -> list[str]:
     for outage in findings.outages:
         if outage.victim in UNNOTICED and outage.gap_seconds > GAP_SECONDS_MAX:
             lines.append(f"   gap: kill {outage.number} ({outage.victim}): {outage.told}")
-    lines += [f"{v.status:<12}{name:<14}{v.detail}" for name, v in findings.laws.items()]
+    lines += [f"{v.status:<12}{name:<14}{shorten(v.detail, 200)}" for name, v in findings.laws.items()]
     return lines
 
 
