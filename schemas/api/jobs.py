@@ -40,7 +40,8 @@ class SubmitJob(RequestModel):
     """A job to run. Exactly one of ``script`` (Python, forked from a warm process) and ``command`` is given.
 
     ``workers`` is the size to start at (default ``workers_min``). ``mode`` defaults to ``live`` for a script, and
-    for a command to ``restart`` if there is a ``checkpoint_path``, else ``fixed``.
+    for a command to ``restart`` if there is a ``checkpoint_path``, else ``fixed``. ``checkpoint_path`` is where a
+    script keeps its own checkpoints; a live job has a folder of its own there, named by its id.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9._]*[a-z0-9])?$")] | None = (

@@ -15,6 +15,7 @@ from execution_builders import (
     make_member,
     make_report,
     make_seen,
+    make_spec,
     name,
 )
 from intake_builders import event, granted, make_record
@@ -27,12 +28,13 @@ from schemas.events.worker import (
     ResumePoint,
     SkippedCheckpoint,
 )
-from schemas.vocabulary import Attribution, GroupChangeCause, JobId
+from schemas.vocabulary import Attribution, GroupChangeCause, JobId, Mode
 from services.execution.core.checkpoints import Shelf, plan_candidates, trouble_of
 from services.execution.core.seen import Process, StartedWord
 from services.execution.core.state import Checkpoint, GenerationState, Job
 from services.execution.core.turn import OfferGeneration
 from services.execution.local.checkpoints import ShelfReader, look_at_shelf
+from services.execution.local.folders import Folders
 from services.execution.membership.words import apply_message
 from services.execution.memory import JobView
 from services.execution.store import StoredJob
@@ -233,6 +235,16 @@ def test_a_folder_is_looked_at_by_name(tmp_path: Path) -> None:
     assert look_at_shelf(tmp_path / "none") == Shelf(directory=str(tmp_path / "none"))
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     assert "Too many levels" in look_at_shelf(tmp_path / "loop").trouble
+
+
+def test_live_jobs_that_name_the_same_place_share_no_checkpoints() -> None:
+    folders = Folders(state=Path("/state"))
+    at = {"checkpoint_path": "kept", "working_directory": "/home/user"}
+    live = [replace(make_job(spec=make_spec(**at)), job_id=JobId(each)) for each in ("a", "b")]
+    assert [str(folders.checkpoints_of(job)) for job in live] == ["/home/user/kept/a", "/home/user/kept/b"]
+    restarted = make_job(spec=make_spec(mode=Mode.RESTART, **at))
+    assert folders.checkpoints_of(restarted) == Path("/home/user/kept"), "the script's own: where it says"
+    assert folders.checkpoints_of(make_job()) == Path("/state/jobs/j1/checkpoints")
 
 
 async def test_a_file_system_that_hangs_holds_up_its_own_jobs_only() -> None:

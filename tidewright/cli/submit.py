@@ -44,7 +44,11 @@ Examples:
 @click.option("--memory", metavar="QUANTITY", help="What each worker may use: 512Mi, 2Gi.")
 @click.option("-e", "--env", "environment", multiple=True, metavar="KEY[=VALUE]", help="Without a value: yours.")
 @click.option("-l", "--label", "labels", multiple=True, metavar="KEY=VALUE")
-@click.option("--checkpoint-path", metavar="PATH", help="Where the script keeps its own checkpoints.")
+@click.option(
+    "--checkpoint-path",
+    metavar="PATH",
+    help="Where a script keeps its own checkpoints; live jobs: each in a folder of its own there.",
+)
 @click.option("--checkpoint-every", "checkpoint_every_steps", type=int, metavar="STEPS")
 @click.option("--outputs", metavar="PATH", help="Where results end up.")
 @click.option("--grace", "grace_seconds", type=float, metavar="SECONDS", help="Time to stop in.")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.vocabulary import JobId, MemberName
+from schemas.vocabulary import JobId, MemberName, Mode
 from services.execution.core.state import Job
 
 
@@ -32,9 +32,15 @@ class Folders:
         return self.state / "jobs" / job_id / "checkpoints"
 
     def checkpoints_of(self, job: Job) -> Path:
-        """Where the job's checkpoints lie: where it says, else in the state folder."""
-        wanted = job.spec.checkpoint_path if job.spec is not None else None
-        return self._place(job, wanted) if wanted else self.own_checkpoints_of(job.job_id)
+        """Where the job's checkpoints lie: where it says, else in the state folder.
+
+        A live job has a folder of its own there: of two jobs that name the same place, one would go on from what the
+        other has trained, and each would keep the other from writing.
+        """
+        if job.spec is None or not job.spec.checkpoint_path:
+            return self.own_checkpoints_of(job.job_id)
+        place = self._place(job, job.spec.checkpoint_path)
+        return place / job.job_id if job.spec.mode is Mode.LIVE else place
 
     def outputs_of(self, job: Job) -> Path:
         wanted = job.spec.outputs if job.spec is not None else None
