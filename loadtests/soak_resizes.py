@@ -15,8 +15,11 @@ SIZES: Final = (2, 3)
 RESIZE_SECONDS_MAX: Final = 60.0
 _STEPS: Final = 1_000_000
 _POLL_SECONDS: Final = 0.05
-_SETTLED_AFTER: Final = 10
-"""Generations after which what is used once has been used."""
+_STEP_SECONDS: Final = 0.1
+"""Long, since Paddle loses some 300 bytes in every step, and this is about generations."""
+_SETTLED_AFTER: Final = 24
+"""Generations after which what is used once has been used: the C library gives its first threads an arena each, eight
+for every core."""
 
 
 class ResizesWrong(Exception):
@@ -66,10 +69,10 @@ class ResizeLoad:
         job = {
             "name": "soak-resizes",
             "script": SCRIPT,
-            "args": ["--steps", str(_STEPS), "--step-delay", "0.02"],
+            "args": ["--steps", str(_STEPS), "--step-delay", f"{_STEP_SECONDS}"],
             "workers_min": SIZES[0],
             "workers_max": SIZES[1],
-            "checkpoint_every_steps": 10_000,
+            "checkpoint_every_steps": 20,
             "grace_seconds": 10,
         }
         return str(self.client.submit(job)["id"])

@@ -76,7 +76,9 @@ class Hello:
 class Mark:
     """A report, every ``mark_seconds``: where the member stands.
 
-    ``phase_seconds`` in the present phase; ``sync_seconds`` waited so far in the collective under way (0: none).
+    ``phase_seconds`` in the present phase; ``sync_seconds`` waited so far in the collective under way (0: none);
+    ``generations``: groups that it has formed or begun to form, each of which costs it a little for
+    good (0: not told).
     """
 
     KIND: ClassVar[str] = "mark"
@@ -86,6 +88,7 @@ class Mark:
     phase_seconds: float
     sync_seconds: float
     waiting: bool
+    generations: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

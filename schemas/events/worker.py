@@ -74,6 +74,7 @@ class GroupChanged:
 
     By: execution. For: intake, scaling, metrics. ``pause_seconds``: last old step to first new one.
     ``resumed_from``: all members were lost; else the state came from one that lived.
+    ``exchanged``: members that it was formed without, since newcomers take their places.
     """
 
     TYPE: ClassVar[Literal["tide.worker.group_changed.v1"]] = "tide.worker.group_changed.v1"
@@ -89,6 +90,7 @@ class GroupChanged:
     resumed_from: ResumePoint | None = None
     steps_dropped: int = 0
     skipped: tuple[SkippedCheckpoint, ...] = ()
+    exchanged: tuple[MemberName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,6 +85,9 @@ class ExecutionSettings(ServiceSettings):
     """Crashes (SIGSEGV and the like) in one attempt that make it a failure of the job."""
     fruitless_losses_max: Annotated[int, Field(ge=1)] = 8
     """Members lost without one step between them before the attempt ends as a failure of the platform."""
+    member_generations_max: Annotated[int, Field(ge=1)] = 500
+    """A member that has been in more training groups is exchanged for a newcomer at the next planned resize, since
+    Paddle loses about 30 KB, a descriptor and a thread with each."""
 
     def limits(self) -> Limits:
         """What the core needs of these."""

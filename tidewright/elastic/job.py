@@ -326,7 +326,7 @@ class Job:
         speaker = Speaker(
             hello=lambda: self._standing.hello(formed=offers.formed_generation),
             standing=self._standing.kept,
-            mark=self._standing.mark,
+            mark=self._mark,
             on_message=self._on_message,
         )
         self._control = Control(address, speaker)
@@ -370,9 +370,12 @@ class Job:
         if self._control is not None:
             self._control.send(message)
 
+    def _mark(self) -> protocol.Mark:
+        return self._standing.mark(generations=self._offers.begun if self._offers is not None else 0)
+
     def _rouse(self) -> None:
         if self._control is not None and self._welcomed.is_set():
-            self._control.send(self._standing.mark())
+            self._control.send(self._mark())
 
     def _flush(self) -> None:
         if self._control is not None:

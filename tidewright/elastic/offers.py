@@ -74,6 +74,8 @@ class Offers:
         self._ready: Formation | None = None
         self._highest = 0
         self._closed = ""
+        self.begun = 0
+        """groups of which this member has formed, or begun to form, its part"""
 
     @property
     def formed_generation(self) -> int:
@@ -120,6 +122,7 @@ class Offers:
         with self._changed:
             self._highest = form.generation
             self._forming = forming
+            self.begun += form.rank >= 0
         threading.Thread(target=self._form, args=(forming,), name="tide-forming", daemon=True).start()
 
     def on_abort(self, generation: int) -> None:

@@ -102,7 +102,7 @@ class Standing:
             waiting=view.waiting,
         )
 
-    def mark(self) -> protocol.Mark:
+    def mark(self, *, generations: int) -> protocol.Mark:
         view, now, since = self.view, time.monotonic(), self.sync_since
         return protocol.Mark(
             generation=view.generation,
@@ -111,6 +111,7 @@ class Standing:
             phase_seconds=round(now - view.phase_since, 3),
             sync_seconds=round(now - since, 3) if since is not None else 0.0,
             waiting=view.waiting,
+            generations=generations,
         )
 
     def count(self, *, samples: int) -> None:

@@ -8,6 +8,7 @@
    in a new attempt, if there is none or all of them are damaged.
 5. Whatever is offered shares a live member with the last started generation and with every one offered since, unless
    their members are all gone or written off.
+6. Newcomers of a resize take the places of worn members (``exchange``) rather than come beside them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import TypeAlias
 
 from schemas.vocabulary import MemberName, Mode
 from services.execution.core.checkpoints import plan_candidates, trouble_of
+from services.execution.core.exchange import plan_exchange
 from services.execution.core.seen import Report, Seen
 from services.execution.core.state import Desired, Ending, Generation, GenerationState, Job, Member
 
@@ -102,15 +104,18 @@ def standing_of(job: Job, seen: Seen) -> Standing:
     )
 
 
-def plan_offer(job: Job, seen: Seen, *, gathered: bool) -> Plan:
-    """What to offer next, while no offer is out. ``gathered``: enough time was given to members that start."""
+def plan_offer(job: Job, seen: Seen, *, gathered: bool, worn: Sequence[MemberName] = ()) -> Plan:
+    """What to offer next, while no offer is out. ``gathered``: enough time was given to members that start.
+
+    ``worn``: members that newcomers of a resize should replace, most worn first.
+    """
     here = standing_of(job, seen)
     line = job.line
     touched = frozenset(name for generation in line for name in generation.members)
     if any(member.name in touched for member in here.unheard):
         return Hold(reason="a member of the group has no connection")
     if here.stepping:
-        plan = _change_running(job, seen, here, gathered=gathered)
+        plan = _change_running(job, seen, here, gathered=gathered, worn=worn)
     elif here.waiting:
         plan = _mend_cut(job, seen, here)
     else:
@@ -130,7 +135,7 @@ def shares_a_member(job: Job, members: Sequence[MemberName]) -> bool:
     )
 
 
-def _change_running(job: Job, seen: Seen, here: Standing, *, gathered: bool) -> Plan:
+def _change_running(job: Job, seen: Seen, here: Standing, *, gathered: bool, worn: Sequence[MemberName]) -> Plan:
     numbers = {seen.reports[m.name].generation for m in here.stepping}
     if len(numbers) > 1 or here.waiting:
         return Hold(reason="the group is changing or breaking: the others follow")
@@ -152,7 +157,10 @@ def _change_running(job: Job, seen: Seen, here: Standing, *, gathered: bool) -> 
         return Hold(reason="nobody would stay")
     if newcomers and not leavers and here.starting and not gathered:
         return Hold(reason="other newcomers are on their way", gathering=True)
-    return Offer(members=(*staying, *newcomers), leavers=tuple(leavers), source=0)
+    is_resize = job.epoch > group.epoch
+    exchanged = plan_exchange(staying=staying, newcomers=len(newcomers), worn=worn) if is_resize else ()
+    members = (*(name for name in staying if name not in exchanged), *newcomers)
+    return Offer(members=members, leavers=(*leavers, *exchanged), source=0)
 
 
 def _mend_cut(job: Job, seen: Seen, here: Standing) -> Plan:

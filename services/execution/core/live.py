@@ -6,6 +6,7 @@ from schemas.events.worker import GroupChanged, GroupStarted, ResumePoint
 from schemas.vocabulary import Attribution, EndCause, GroupChangeCause, MemberName, Mode
 from services.execution.core.abnormal import abnormal_members, awaited, blocked_for
 from services.execution.core.attribution import Exit, ExitKind
+from services.execution.core.exchange import mark_exchanged, worn_members
 from services.execution.core.generations import (
     Hold,
     Offer,
@@ -171,7 +172,7 @@ def _note_started(turn: Turn, generation: Generation, report: Report) -> None:
             job = job.with_generation(replace(other, state=GenerationState.FAILED))
     before = job.running
     started = replace(generation, state=GenerationState.STARTED, from_step=from_step)
-    job = job.with_generation(started)
+    job, exchanged = mark_exchanged(job.with_generation(started), started, turn.limits)
     resume_point = ResumePoint(generation=resumed, step=from_step) if resumed else None
     skipped = told.skipped if told is not None else ()
     if not job.group_started:
@@ -201,6 +202,7 @@ def _note_started(turn: Turn, generation: Generation, report: Report) -> None:
                 resumed_from=resume_point,
                 steps_dropped=max(0, job.step - from_step) if resumed else 0,
                 skipped=skipped,
+                exchanged=exchanged,
             )
         )
     kept = tuple(g for g in job.generations if g.state is GenerationState.STARTED or g.number > generation.number)
@@ -270,8 +272,9 @@ def _fail_offer(turn: Turn, offered: Generation) -> None:
 
 
 def _choose_leavers(turn: Turn) -> None:
+    worn = worn_members(turn.job, turn.seen, turn.limits)
     for grant in turn.job.roles:
-        turn.job = mark_leaving(turn.job, choose_leavers(turn.job, grant))
+        turn.job = mark_leaving(turn.job, choose_leavers(turn.job, grant, worn=worn), worn=worn)
 
 
 def _watch_joining(turn: Turn) -> None:
@@ -341,9 +344,10 @@ def _offer_next(turn: Turn) -> None:
         return
     if failed and turn.lasted(f"retry:{failed[-1].number}") < retry_seconds(turn, len(failed)):
         return
-    plan = plan_offer(turn.job, turn.seen, gathered=False)
+    worn = worn_members(turn.job, turn.seen, turn.limits)
+    plan = plan_offer(turn.job, turn.seen, gathered=False, worn=worn)
     if isinstance(plan, Hold) and plan.gathering and turn.lasted("gather") > turn.limits.gather_seconds:
-        plan = plan_offer(turn.job, turn.seen, gathered=True)
+        plan = plan_offer(turn.job, turn.seen, gathered=True, worn=worn)
     if isinstance(plan, StateLost) or (
         isinstance(plan, Unreadable) and turn.lasted("unreadable") > turn.limits.recover_seconds
     ):

@@ -16,6 +16,7 @@ from services.execution.core.attribution import (
     shell_code,
     took_its_peers_along,
 )
+from services.execution.core.exchange import as_exchanged, was_left_out
 from services.execution.core.placement import add_member, devices_needed, free_indices, missing_members
 from services.execution.core.state import Desired, Ending, Job, Member, MemberState, Verdict
 from services.execution.core.turn import AnswerAdmission, Kill, StartMember, Terminate, Turn
@@ -118,6 +119,8 @@ def note_ends(turn: Turn) -> tuple[tuple[Member, Exit], ...]:
             if process.ended and turn.lasted(f"linger:{member.name}") > _LINGER_SECONDS:
                 turn.do(Kill(member=member.name))
             continue
+        if member.ending is None and process.exit_code == 0 and was_left_out(turn.job, member):
+            member = as_exchanged(member, turn.limits)  # noqa: PLW2901 - what is known of it only now
         judged = _judge(turn, member)
         if _hangs_on_a_peer(turn, member, judged):
             continue

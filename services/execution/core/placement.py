@@ -1,11 +1,11 @@
 """Decides which members are started and which leave: indices, devices, and the order of leavers."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from schemas.events.allocation import RoleGrant
 from schemas.resources import MILLI, NVIDIA_GPU, SLOT
-from schemas.vocabulary import NodeName
+from schemas.vocabulary import MemberName, NodeName
 from services.execution.core.state import Ending, Job, Member
 
 ACCELERATORS = (NVIDIA_GPU, SLOT)
@@ -56,16 +56,28 @@ def add_member(job: Job, *, role: str, index: int, nonce: str, node: NodeName, d
     )
 
 
-def choose_leavers(job: Job, grant: RoleGrant, *, lost_nodes: Collection[NodeName] = ()) -> tuple[Member, ...]:
+def choose_leavers(
+    job: Job, grant: RoleGrant, *, lost_nodes: Collection[NodeName] = (), worn: Sequence[MemberName] = ()
+) -> tuple[Member, ...]:
     """Who leaves so that the role holds what is granted, members that leave already counted.
 
-    In this order: members on lost nodes, those not in the running group, the highest index.
+    In this order: members on lost nodes, those not in the running group, worn ones, the highest index.
     """
-    running = job.running
+    running, offered = job.running, job.offered
     in_group = frozenset(running.members) if running is not None else frozenset()
-    staying = [member for member in job.held(grant.role) if member.ending is None]
+    going = frozenset(offered.leavers) if offered is not None else frozenset()
+    staying = [m for m in job.held(grant.role) if m.ending is None and m.name not in going]
     surplus = max(0, len(staying) - grant.members)
-    staying.sort(key=lambda m: (m.node not in lost_nodes, m.name in in_group, -m.index, -m.incarnation))
+    places = {name: place for place, name in enumerate(worn)}
+    staying.sort(
+        key=lambda m: (
+            m.node not in lost_nodes,
+            m.name in in_group,
+            places.get(m.name, len(places)),
+            -m.index,
+            -m.incarnation,
+        )
+    )
     return tuple(staying[:surplus])
 
 
@@ -74,9 +86,12 @@ def missing_members(job: Job, grant: RoleGrant) -> int:
     return max(0, grant.members - len(job.held(grant.role)))
 
 
-def mark_leaving(job: Job, leavers: Collection[Member]) -> Job:
+def mark_leaving(job: Job, leavers: Collection[Member], *, worn: Collection[MemberName] = ()) -> Job:
     for member in leavers:
-        job = job.with_member(replace(member, ending=Ending.LEAVER, ending_reason="leaves: the job shrinks"))
+        reason = "leaves: the job shrinks"
+        if member.name in worn:
+            reason += ", and it has been in more generations than a member should"
+        job = job.with_member(replace(member, ending=Ending.LEAVER, ending_reason=reason))
     return job
 
 

@@ -31,7 +31,8 @@ class Report:
     ``generation`` is the one it steps in (0: none), ``formed`` one that is connected and not yet used, ``step`` the
     number of steps applied. ``generation_step`` is the step at its first report in this generation.
     ``progressed_at``: when generation, step or phase last changed; ``failed`` the highest generation that it could
-    not form or fell back from, ``state_lost`` the last for which it found no whole checkpoint.
+    not form or fell back from, ``state_lost`` the last for which it found no whole checkpoint. ``generations``: groups
+    that it has begun to form so far.
     """
 
     connected: bool
@@ -53,6 +54,7 @@ class Report:
     left: bool = False
     finished_step: int | None = None
     started: StartedWord | None = None
+    generations: int = 0
 
     @property
     def holds_state(self) -> bool:
@@ -170,6 +172,7 @@ class Limits:
     finishing_seconds: float = 900.0
     crashes_max: int = 3
     fruitless_losses_max: int = 8
+    member_generations_max: int = 500
 
     def of_phase(self, phase: MemberPhase) -> float:
         """How long a member may be in ``phase`` before that counts as abnormal."""

@@ -92,7 +92,12 @@ def is_news(message: protocol.Message, before: Report, after: Report) -> bool:
 def _marked(report: Report, mark: protocol.Mark, *, now: float) -> Report:
     """A member that waits, or did until now, was held up by others: its own time to get ahead begins after that."""
     after = _moved(
-        replace(report, phase_seconds=mark.phase_seconds, sync_seconds=mark.sync_seconds),
+        replace(
+            report,
+            phase_seconds=mark.phase_seconds,
+            sync_seconds=mark.sync_seconds,
+            generations=max(report.generations, mark.generations),
+        ),
         now=now,
         generation=mark.generation,
         step=mark.step,

@@ -270,6 +270,8 @@ def _say_changed(data: GroupChanged) -> str:
     if data.resumed_from is not None:
         text = f"Goes on with {say_workers(data.workers)} ({data.cause}),"
         text += say_resumed(data.resumed_from, steps_dropped=data.steps_dropped, skipped=data.skipped)
+    if data.exchanged:
+        text += f"; exchanged for newcomers, since they have been in too many groups: {', '.join(data.exchanged)}"
     return f"{text}; lost: {', '.join(_say_lost(lost) for lost in data.lost)}" if data.lost else text
 
 
