@@ -15,6 +15,7 @@ from schemas.vocabulary import (
     DEFAULT_TENANT,
     DEFAULT_USER,
     WORKER_ROLE,
+    Attribution,
     DecisionCode,
     JobId,
     MemberName,
@@ -81,6 +82,7 @@ class Trainer:
     waiting: bool = False
     failed: int = 0
     formed: set[int] = field(default_factory=set)
+    begun: int = 0
     offers: dict[int, Generation] = field(default_factory=dict)
     asked_to_stop: bool = False
     finished: bool = False
@@ -99,8 +101,9 @@ class Trainer:
 class World:
     """Time, trainers, disk. ``turn`` lets execution look and act, ``tick`` lets trainers do something."""
 
-    def __init__(self, seed: int, *, total_steps: int = 10_000, faults: bool = True) -> None:
+    def __init__(self, seed: int, *, total_steps: int = 10_000, faults: bool = True, limits: Limits = LIMITS) -> None:
         self.rng = random.Random(seed)
+        self.limits = limits
         self.faults = faults
         self.total_steps = total_steps
         self.now = 100.0
@@ -208,7 +211,7 @@ class World:
         return reconcile.decide(
             self.job,
             seen,
-            limits=LIMITS,
+            limits=self.limits,
             since=self.since,
             now=Now(monotonic=self.now, wall=EPOCH + timedelta(seconds=self.now)),
             supply=Supply(
@@ -321,6 +324,7 @@ class World:
                 trainer.offers.pop(number)
                 trainer.failed = max(trainer.failed, number)
             elif trainer.name in generation.members and number > trainer.generation and self._all_have(generation):
+                trainer.begun += number not in trainer.formed
                 trainer.formed.add(number)
 
     def _all_have(self, generation: Generation) -> bool:
@@ -403,6 +407,7 @@ class World:
             for t in here:
                 if t not in fellows:
                     t.waiting, t.failed = True, max(t.failed, number)
+                    self._abandon(t)
             return
         if here[0].steps_in >= 2 and self.rng.random() < 0.5:
             # The last all-reduce has passed for some, and not for the others.
@@ -411,6 +416,14 @@ class World:
         for t in [*here, *(x for x in self.trainers.values() if x.limbo == number and x.moves)]:
             t.waiting, t.limbo = True, 0
             t.failed = max(t.failed, number) if t.steps_in < 2 else t.failed
+            self._abandon(t)
+
+    def _abandon(self, trainer: Trainer) -> None:
+        """An offer of before the cut may lack the member that is one step ahead: it is not used any more."""
+        for number in [n for n in trainer.formed | set(trainer.offers) if n > trainer.generation]:
+            trainer.formed.discard(number)
+            trainer.offers.pop(number, None)
+            trainer.failed = max(trainer.failed, number)
 
     def _adopt_idle(self) -> None:
         """A group all of whose members have formed it and step in none: from nobody's state, or from a holder's."""
@@ -474,6 +487,7 @@ class World:
             failed=trainer.failed,
             finished_step=trainer.step if trainer.finished else None,
             started=trainer.word,
+            generations=trainer.begun,
         )
 
     # -- laws ---------------------------------------------------------------------------------------------------
@@ -514,6 +528,10 @@ class World:
             former = before.member(member.name)
             if former is not None and former.state is MemberState.GONE:
                 require("gone is for good", member.state is MemberState.GONE, member.name)
+        for effect in decision.effects:
+            if isinstance(effect, OfferGeneration):
+                self.check_exchange(effect.generation, decision.job)
+        self.check_leavers(decision)
         told = [e for e in self.events if isinstance(e, RoomFreed)]
         for event in decision.events:
             if isinstance(event, RoomFreed):
@@ -523,6 +541,7 @@ class World:
             if isinstance(event, GroupEnded):
                 ended = [e.attempt for e in self.events if isinstance(e, GroupEnded)]
                 require("one end an attempt", event.attempt not in ended, event.attempt)
+                require("no job is blamed: no script here fails", event.attributed_to is not Attribution.JOB, event)
                 living = [t.name for t in self.trainers.values() if t.alive and t.admitted and not t.unkillable]
                 require("an end only when nobody is left", not living and not after.held(), living)
             if isinstance(event, GroupStarted):
@@ -531,12 +550,58 @@ class World:
         if decision.events:
             self._check_again(decision)
 
+    def is_worn(self, name: MemberName) -> bool:
+        report = self.reports.get(name)
+        return report is not None and report.generations > self.limits.member_generations_max
+
+    def check_exchange(self, offer: Generation, job: Job) -> None:
+        """Who is left out of an offer without being asked to go before, and who is not although he might be."""
+        stepping = {r.generation for r in self.reports.values() if r.connected and r.is_stepping}
+        inside = next((g for g in job.generations if {g.number} == stepping), None)
+        endings = {m.name: m.ending for m in job.members}
+        exchanged = [n for n in offer.leavers if endings[n] is None and inside is not None]
+        if inside is None:
+            return
+        is_resize = offer.epoch > inside.epoch
+        require("only worn members are exchanged", all(self.is_worn(n) for n in exchanged), exchanged)
+        require("exchanged at planned resizes only", is_resize or not exchanged, exchanged)
+        stayed = [n for n in inside.members if n in offer.members]
+        require("one who holds the state stays", bool(stayed), offer.members)
+        asked = [n for n in inside.members if endings[n] is Ending.LEAVER]
+        require("no exchange makes a group smaller", len(offer.members) >= len(inside.members) - len(asked), offer)
+        newcomers = len(offer.members) - len(stayed)
+        left = [n for n in stayed if self.is_worn(n)]
+        able = min(newcomers, len(stayed) + len(exchanged) - 1)
+        require(
+            "a worn member is exchanged at the next planned resize",
+            not is_resize or not left or len(exchanged) >= able,
+            (offer, left),
+        )
+
+    def check_leavers(self, decision: Decision) -> None:
+        """Worn members of the group leave before others of the group."""
+        running = decision.job.running
+        before = self.job.running
+        if running is None or before is None or before.number != running.number or len(self.job.roles) != 1:
+            return
+        endings = {m.name: m.ending for m in self.job.members}
+        after = {m.name: m.ending for m in decision.job.held()}
+        fresh = [
+            n
+            for n in running.members
+            if endings.get(n) is None and after.get(n) is Ending.LEAVER and n in self.reports
+        ]
+        going = decision.job.offered.leavers if decision.job.offered is not None else ()
+        stay = [n for n in running.members if after.get(n, Ending.ABNORMAL) is None and n not in going]
+        wrong = [n for n in fresh if not self.is_worn(n)] if any(self.is_worn(n) for n in stay) else []
+        require("worn members leave first", not wrong, (wrong, stay))
+
     def _check_again(self, decision: Decision) -> None:
         """Having said something, it does not say it again."""
         again = reconcile.decide(
             decision.job,
             self._unchanged(decision),
-            limits=LIMITS,
+            limits=self.limits,
             since=decision.since,
             now=Now(monotonic=self.now, wall=EPOCH + timedelta(seconds=self.now)),
             supply=Supply(nonces=(), devices=(), node=NodeName("here")),

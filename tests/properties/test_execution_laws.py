@@ -4,19 +4,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
-from properties.execution_world import LawBroken, World, require
+from properties.execution_world import LIMITS, LawBroken, World, require
 
 from schemas.events.worker import GroupEnded, RoomFreed
 from schemas.vocabulary import AttemptOutcome
 from services.execution.core import ending, generations, live, members, reconcile
+from services.execution.core.seen import Limits
 from services.execution.core.state import MemberState
 
 SEEDS = range(12)
+QUICKLY_WORN = replace(LIMITS, member_generations_max=3)
 
 
-def run(seed: int) -> World:
+def run(seed: int, limits: Limits = LIMITS) -> World:
     """Faults first, then none: it must come to rest at the granted size, and the job must end as it should."""
-    world = World(seed)
+    world = World(seed, limits=limits)
     rng = world.rng
     workers = rng.randint(1, 4)
     world.grant(workers, minimum=rng.randint(1, min(2, workers)))
@@ -125,6 +127,28 @@ def describe(world: World) -> str:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_laws_hold_and_it_settles(seed: int) -> None:
     run(seed)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_laws_hold_while_worn_members_are_exchanged(seed: int) -> None:
+    run_exchanges(seed)
+
+
+def run_exchanges(seed: int) -> World:
+    """One resize after the other, with a misfortune now and then, of members that are worn after three groups."""
+    world = World(seed, faults=False, limits=QUICKLY_WORN)
+    world.grant(2)
+    for _ in range(16):
+        settle(world)
+        world.resize(world.rng.choice([size for size in (1, 2, 3, 4) if size != world.granted]))
+        for _ in range(world.rng.randint(0, 3)):
+            misfortune(world)
+            world.turn()
+            world.tick()
+            world.check_killed()
+    settle(world)
+    finish(world)
+    return world
 
 
 # -- planted faults: each must be noticed by a law -----------------------------------------------------------------
@@ -274,6 +298,74 @@ def test_planted_fault_is_noticed(
         run_all(range(first, first + 200))
 
 
-def run_all(seeds: Iterable[int]) -> None:
+def run_all(seeds: Iterable[int], one: Callable[[int], World] = run) -> None:
     for seed in seeds:
-        run(seed)
+        one(seed)
+
+
+# -- planted faults of exchanging worn members ---------------------------------------------------------------------
+
+
+def exchanges_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        generations,
+        "plan_exchange",
+        lambda *, staying, newcomers, worn: tuple(n for n in worn if n in staying)[: len(staying) - 1],
+    )
+
+
+def exchanges_the_only_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        generations,
+        "plan_exchange",
+        lambda *, staying, newcomers, worn: tuple(n for n in worn if n in staying)[:newcomers],
+    )
+
+
+def exchanges_at_every_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = generations._change_running
+
+    def change(job, *args, **kwargs):
+        return original(replace(job, epoch=job.epoch + 1000), *args, **kwargs)
+
+    monkeypatch.setattr(generations, "_change_running", change)
+
+
+def never_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generations, "plan_exchange", lambda **_: ())
+
+
+def exchanges_the_unworn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "worn_members", lambda job, seen, limits: tuple(m.name for m in job.held()))
+
+
+def lets_the_highest_index_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = live.choose_leavers
+    monkeypatch.setattr(live, "choose_leavers", lambda job, grant, **_: original(job, grant))
+
+
+def takes_an_exchange_for_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "was_left_out", lambda job, member: False)
+    monkeypatch.setattr(live, "mark_exchanged", lambda job, generation, limits: (job, ()))
+
+
+PLANTED_IN_EXCHANGE: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
+    (exchanges_all_at_once, "no exchange makes a group smaller"),
+    (exchanges_the_only_holder, "it settles"),
+    (exchanges_at_every_change, "exchanged at planned resizes only"),
+    (never_exchanges, "a worn member is exchanged at the next planned resize"),
+    (exchanges_the_unworn, "only worn members are exchanged|worn members leave first"),
+    (lets_the_highest_index_leave, "worn members leave first"),
+    (takes_an_exchange_for_an_end, "no job is blamed"),
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "law"), PLANTED_IN_EXCHANGE, ids=[plant.__name__ for plant, _ in PLANTED_IN_EXCHANGE]
+)
+def test_planted_fault_of_an_exchange_is_noticed(
+    plant: Callable[[pytest.MonkeyPatch], None], law: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(LawBroken, match=law):
+        run_all(range(100), run_exchanges)

@@ -31,8 +31,8 @@ class Report:
     ``generation`` is the one it steps in (0: none), ``formed`` one that is connected and not yet used, ``step`` the
     number of steps applied. ``generation_step`` is the step at its first report in this generation.
     ``progressed_at``: when generation, step or phase last changed; ``failed`` the highest generation that it could
-    not form or fell back from, ``state_lost`` the last for which it found no whole checkpoint. ``generations``: groups
-    that it has begun to form so far.
+    not form or fell back from, ``state_lost`` the last for which it found no whole checkpoint. ``generations``:
+    groups that it has begun to form so far.
     """
 
     connected: bool
