@@ -74,7 +74,7 @@ async def test_worn_members_go_first_and_newcomers_take_their_places(bed: Execut
 
 
 async def changed(bed: ExecutionBed, job: str, number: int) -> GroupChanged:
-    """The so many-th change of the group, once its members have stepped, and told how many groups they have been in."""
+    """The so many-th change of the group, once its members have had the time to tell how many they have been in."""
     found = await bed.event(GroupChanged, job, number=number, seconds=40)
     await steps(bed, job, found.step + 5)
     await asyncio.sleep(0.3)
