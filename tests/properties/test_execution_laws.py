@@ -356,7 +356,7 @@ PLANTED_IN_EXCHANGE: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (never_exchanges, "a worn member is exchanged at the next planned resize"),
     (exchanges_the_unworn, "only worn members are exchanged|worn members leave first"),
     (lets_the_highest_index_leave, "worn members leave first"),
-    (takes_an_exchange_for_an_end, "no job is blamed"),
+    (takes_an_exchange_for_an_end, "who left when asked is no failure"),
 ]
 
 

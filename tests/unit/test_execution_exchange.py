@@ -101,15 +101,21 @@ def test_who_is_about_to_be_exchanged_is_not_counted_as_staying() -> None:
     assert choose_leavers(job, make_grant(2), worn=(name(0),)) == ()
 
 
-def test_it_is_told_once_the_group_has_started() -> None:
+@pytest.mark.parametrize("has_left", [False, True])
+def test_it_is_told_once_the_group_has_started(has_left: bool) -> None:
     first = look(grown(), seen_with({0: 4, 1: 3}), limits=LIMITS)
+    left = {name(0): Process(recorded=True, ended=True, gone=True, exit_code=0)} if has_left else {name(0): RUNS}
+    processes = {**left, name(1): RUNS, NEWCOMER: RUNS}
+    if has_left:
+        first = look(first.job, seen_with({0: 4, 1: 3}, processes=processes), limits=LIMITS)
     word = StartedWord(generation=2, step=12, pause_seconds=0.1)
     reports = {
         name(0): make_report(generations=4),
         name(1): make_report(generation=2, step=12, started=word),
         NEWCOMER: make_report(generation=2, step=12, started=word),
     }
-    decision = look(first.job, make_seen(3, reports=reports, stores=frozenset({2})), limits=LIMITS)
+    seen = make_seen(3, reports=reports, processes=processes, stores=frozenset({2}))
+    decision = look(first.job, seen, limits=LIMITS)
     (changed,) = [event for event in decision.events if isinstance(event, GroupChanged)]
     assert (changed.exchanged, changed.cause, changed.lost) == ((name(0),), GroupChangeCause.RESIZED, ())
     member = decision.job.member(name(0))

@@ -101,6 +101,10 @@ class Offers:
             self._ready = formation
             self._changed.notify_all()
 
+    def abandon(self, reason: str) -> None:
+        """Give up what is forming or ready. Later offers are welcome."""
+        self._drop(self._highest, reason)
+
     def close(self, reason: str) -> None:
         """Refuse everything from now on."""
         with self._changed:

@@ -184,6 +184,10 @@ class Trainer:
         self._parts.say(protocol.FellBack(generation=old.generation, failed=failed))
 
     def _hold(self, reason: str) -> None:
+        """Keep the state for an offer that is made in the knowledge of where everybody stands.
+
+        One of before the cut may leave out the very member that is a step ahead: it is not used any more.
+        """
         parts = self._parts
         view = parts.standing.view
         if not view.waiting:
@@ -194,6 +198,7 @@ class Trainer:
         parts.standing.forget(protocol.Started)
         word = protocol.Waiting(generation=view.generation, step=self.step, reason=reason)
         parts.say(parts.standing.keep(word))
+        parts.offers.abandon("the group before it was cut")
 
     def _swap(self) -> None:
         """Rule 1. If the new group is lost meanwhile, the others find out in the transfer, and come back too."""

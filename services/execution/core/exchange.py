@@ -11,10 +11,13 @@ Each group that a member forms costs its process a little for good, and nothing 
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from schemas.vocabulary import MemberName
 from services.execution.core.seen import Limits, Seen
 from services.execution.core.state import Ending, Generation, Job, Member
+
+_REASON: Final = "exchanged for a newcomer"
 
 
 def worn_members(job: Job, seen: Seen, limits: Limits) -> tuple[MemberName, ...]:
@@ -35,18 +38,20 @@ def plan_exchange(
 
 
 def mark_exchanged(job: Job, generation: Generation, limits: Limits) -> tuple[Job, tuple[MemberName, ...]]:
-    """Once ``generation`` has started, those that it left out without being asked to go before: they go now."""
+    """Once ``generation`` has started, those that it left out in exchange: they go now, or have gone already."""
     exchanged: list[MemberName] = []
     for name in generation.leavers:
         member = job.member(name)
         if member is not None and member.ending is None:
-            job = job.with_member(as_exchanged(member, limits))
+            member = as_exchanged(member, limits)
+            job = job.with_member(member)
+        if member is not None and member.ending_reason.startswith(_REASON):
             exchanged.append(name)
     return job, tuple(exchanged)
 
 
 def as_exchanged(member: Member, limits: Limits) -> Member:
-    reason = f"exchanged for a newcomer: it has been in more than {limits.member_generations_max} generations"
+    reason = f"{_REASON}: it has been in more than {limits.member_generations_max} generations"
     return replace(member, ending=Ending.LEAVER, ending_reason=reason)
 
 
