@@ -128,6 +128,24 @@ def test_a_newcomer_is_killed_and_the_old_group_goes_on(bed: ElasticBed, moment:
     check(bed, epochs=25)
 
 
+def test_an_offer_of_before_the_cut_is_not_used(bed: ElasticBed) -> None:
+    """It may leave out the very member that is a step ahead."""
+    c, survivors = bed.coordinator, ["a", "b"]
+    bed.start("a", "b", "c", epochs=25)
+    c.resize(["a", "b", "c"], source=-1)
+    wait_until(lambda: c.step("a") > 5)
+    kill(bed, "c", signal.SIGSTOP)  # nobody comes to the step at which all would change
+    number = c.offer(["a"], leavers=["b", "c"])
+    wait_until(lambda: c.peers["a"].said(protocol.Formed, number))
+    kill(bed, "c")
+    c.waiting(survivors)
+    wait_until(lambda: c.peers["a"].said(protocol.FormFailed, number))
+    assert not c.peers["a"].said(protocol.Started, number)
+    mend(bed, survivors)
+    bed.finish(*survivors)
+    check(bed, epochs=25)
+
+
 def test_a_leaver_comes_back_when_the_new_group_fails(bed: ElasticBed) -> None:
     """b leaves for n; n dies before the second all-reduce; a and b go on together."""
     c = bed.coordinator
