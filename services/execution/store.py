@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from pydantic import TypeAdapter
-from sqlalchemy import Row, TextClause, cast, delete, exists, func, or_, select, text
+from sqlalchemy import Row, TextClause, and_, cast, delete, exists, func, or_, select, text
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import Text
@@ -16,6 +16,7 @@ from sqlalchemy.types import Text
 from schemas.events.capacity import CapacityObserved
 from schemas.vocabulary import JobId
 from services.execution.core.desired import GENERATIONS_KEPT
+from services.execution.core.recent import RECENT
 from services.execution.core.state import Checkpoint, Desired, Generation, GenerationState, Job, Member, MemberState
 from services.execution.tables import capacity, checkpoints, generations, jobs, members
 from shared.runtime.service import Transaction
@@ -25,8 +26,6 @@ _REGISTER: Final = TypeAdapter(Job)
 _MEMBER: Final = TypeAdapter(Member)
 _GENERATION: Final = TypeAdapter(Generation)
 _CAPACITY: Final = TypeAdapter(CapacityObserved)
-_RECENT: Final = 256
-"""Generations of earlier attempts that are looked at for the line that was applied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +89,14 @@ def _to_job(row: Row[Any], own_members: list[Member], own_generations: list[Gene
 
 
 async def _load_members(connection: AsyncConnection, ids: Sequence[JobId]) -> dict[JobId, list[Member]]:
+    newest = func.row_number().over(partition_by=members.c.job_id, order_by=members.c.ordinal.desc())
+    ranked = select(members, newest.label("place")).where(members.c.job_id.in_(ids)).subquery()
+    of_attempt = and_(ranked.c.attempt == jobs.c.attempt, ranked.c.place <= RECENT)
     rows = await connection.execute(
-        select(members)
-        .join(jobs, jobs.c.job_id == members.c.job_id)
-        .where(members.c.job_id.in_(ids))
-        .where(or_(members.c.state != MemberState.GONE.value, members.c.attempt == jobs.c.attempt))
-        .order_by(members.c.job_id, members.c.ordinal)
+        select(ranked)
+        .join(jobs, jobs.c.job_id == ranked.c.job_id)
+        .where(or_(ranked.c.state != MemberState.GONE.value, of_attempt))
+        .order_by(ranked.c.job_id, ranked.c.ordinal)
     )
     found: dict[JobId, list[Member]] = {}
     for row in rows.mappings():
@@ -113,7 +114,7 @@ async def _load_generations(connection: AsyncConnection, ids: Sequence[JobId]) -
     newest = func.row_number().over(partition_by=generations.c.job_id, order_by=generations.c.number.desc())
     ranked = select(generations, newest.label("place")).where(generations.c.job_id.in_(ids)).subquery()
     rows = await connection.execute(
-        select(ranked).where(ranked.c.place <= _RECENT).order_by(ranked.c.job_id, ranked.c.number)
+        select(ranked).where(ranked.c.place <= RECENT).order_by(ranked.c.job_id, ranked.c.number)
     )
     found: dict[JobId, list[Generation]] = {}
     for row in rows.mappings():

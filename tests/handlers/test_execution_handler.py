@@ -27,6 +27,7 @@ from schemas.vocabulary import (
     ServiceName,
     Topic,
 )
+from services.execution.core.recent import RECENT
 from services.execution.core.state import Checkpoint, Desired, Ending, MemberState, Verdict
 from services.execution.handlers import ExecutionHandler
 from services.execution.memory import Memory
@@ -176,6 +177,20 @@ async def test_everything_of_a_job_comes_back(database: FreshDatabase, clock: Fa
         async with service.context.lease.transaction() as tx:
             assert (await load_jobs(tx.connection, [job.job_id]))[job.job_id] == changed
             assert [m.ordinal for m in await load_all_members(tx.connection, job.job_id)] == [1, 2, 3]
+
+
+async def test_of_a_long_attempt_what_is_recent_comes_back(database: FreshDatabase, clock: FakeClock) -> None:
+    """And whoever is still there, however long ago he was started."""
+    gone = [make_member(1, incarnation=n, ordinal=n + 1, state=MemberState.GONE) for n in range(1, RECENT + 50)]
+    job = make_job(1, members=(make_member(0), *gone))
+    stored = StoredJob(job=job, token_hash=token_hash(TEST_KEY, job.job_id))
+    async with harness(database, ServiceName.EXECUTION, Bench().make, TOPICS, clock=clock) as service:
+        async with service.context.lease.transaction() as tx:
+            await save_jobs(tx, [(None, stored)])
+        async with service.context.lease.transaction() as tx:
+            (loaded,) = (await load_jobs(tx.connection)).values()
+            assert len(await load_all_members(tx.connection, job.job_id)) == RECENT + 50
+        assert [m.ordinal for m in loaded.job.members] == [1, *range(51, RECENT + 51)]
 
 
 async def test_retention_takes_only_what_is_over(database: FreshDatabase, clock: FakeClock) -> None:

@@ -8,6 +8,7 @@ from schemas.vocabulary import Mode
 from services.execution.core.ending import answer_epochs, end_attempt, judge_finish, watch_run_time, wind_down
 from services.execution.core.live import finish_live, note_live_ends, note_live_words, run_live
 from services.execution.core.members import admit, request_starts
+from services.execution.core.recent import forget_old
 from services.execution.core.seen import Limits, Seen
 from services.execution.core.state import Desired, Job, MemberState
 from services.execution.core.turn import Decision, Kill, Now, Supply, Turn
@@ -42,6 +43,7 @@ def _note(turn: Turn) -> None:
         judge_finish(turn)
     else:
         note_whole_ends(turn)
+    turn.job = forget_old(turn.job)
     _note_checkpoints(turn)
 
 
