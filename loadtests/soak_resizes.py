@@ -107,9 +107,10 @@ class ResizeLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """What one generation adds to the worker that stays."""
+    """What one generation adds to the worker that stays. ``settled``: the first ones, which cost more, are left out."""
 
     generations: int
+    settled: bool
     memory_bytes: float
     descriptors: float
     threads: float
@@ -117,15 +118,17 @@ class Growth:
 
 def growth_of(looks: Sequence[Look]) -> Growth:
     """Slopes over generations, fitted through all looks but the first few. Raises ValueError with too few looks."""
-    settled = looks[min(_SETTLED_AFTER, len(looks) // 3) :]
-    at = [float(each.generation) for each in settled]
+    is_long = len(looks) > 3 * _SETTLED_AFTER
+    counted = looks[_SETTLED_AFTER if is_long else len(looks) // 3 :]
+    at = [float(each.generation) for each in counted]
 
     def slope(values: Sequence[float]) -> float:
         return statistics.linear_regression(at, values).slope
 
     return Growth(
         generations=looks[-1].generation - looks[0].generation,
-        memory_bytes=slope([float(each.usage.memory_bytes) for each in settled]),
-        descriptors=slope([float(each.usage.descriptors) for each in settled]),
-        threads=slope([float(each.usage.threads) for each in settled]),
+        settled=is_long,
+        memory_bytes=slope([float(each.usage.memory_bytes) for each in counted]),
+        descriptors=slope([float(each.usage.descriptors) for each in counted]),
+        threads=slope([float(each.usage.threads) for each in counted]),
     )
