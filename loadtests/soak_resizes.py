@@ -107,7 +107,7 @@ class ResizeLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """What one generation adds to the worker that stays. ``settled``: the first ones, which cost more, are left out."""
+    """What a generation adds to the worker that stays. ``settled``: the first ones, which cost more, are left out."""
 
     generations: int
     settled: bool
