@@ -1,14 +1,21 @@
 """Logs: lines, tails and cursors."""
 
+import asyncio
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.vocabulary import JobId, NodeName
+from services.execution.core.state import Member
 from services.execution.http.cursors import from_cursor, to_cursor
-from services.execution.http.logs import split_lines, tail_offset
+from services.execution.http.logs import JobLogs, LogRequest, split_lines, stream_logs, tail_offset
 from services.execution.local.watched import LedgerEnd, read_ledger_end
+from services.execution.settings import ExecutionSettings
 from shared.errors import Rejected
 
 
@@ -54,6 +61,29 @@ def test_tail_begins_at_the_right_line(tmp_path: Path, content: bytes, lines: in
     path.write_bytes(content)
     whole = content.splitlines(keepends=True)
     assert content[tail_offset(path, lines) :] == b"".join(whole[len(whole) - min(lines, len(whole)) :])
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "folder", "zeros"]
+)
+async def test_what_a_worker_puts_in_the_place_of_its_log_is_no_log(
+    tmp_path: Path, make: Callable[[Path], Any]
+) -> None:
+    """A thread that opened a pipe would wait in it for ever, and there are few of them."""
+    path = tmp_path / "log"
+    make(path)
+    member = Member(
+        job_id=JobId("j"), role="worker", index=0, incarnation=1, ordinal=1, attempt=1, nonce="n", node=NodeName("n")
+    )
+
+    async def look() -> JobLogs:
+        return JobLogs(members=(member,), is_over=True)
+
+    for tail in (None, 5):
+        request = LogRequest(follow=True, tail=tail, offsets={}, member=None, as_text=True)
+        async with asyncio.timeout(5):
+            sent = stream_logs(request, look=look, file_of=lambda _: path, settings=ExecutionSettings.load())
+            assert [piece async for piece in sent] == []
 
 
 def test_end_of_a_ledger_survives_a_torn_line(tmp_path: Path) -> None:

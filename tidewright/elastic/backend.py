@@ -67,9 +67,10 @@ def make_gloo_group(store: Any, *, rank: int, world: int, generation: int) -> An
 def make_nccl_group(store: Any, *, rank: int, world: int, generation: int) -> Any:
     """The same on GPUs. Its number is another than that of the gloo group beside it."""
     collective = importlib.import_module("paddle.distributed.collective")
-    group = collective._new_process_group_impl(
-        NCCL, store, rank, world, f"tide-{generation}", None, group_id=NCCL_GROUP_ID_FIRST + generation
-    )
+    with _REGISTER:
+        group = collective._new_process_group_impl(
+            NCCL, store, rank, world, f"tide-{generation}", None, group_id=NCCL_GROUP_ID_FIRST + generation
+        )
     # The communicator is made by the first collective: here, in the background, and not in a step.
     group.all_reduce(paddle.zeros([1]), core.ReduceOp.SUM, True).wait()
     return group

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,9 +108,8 @@ def split_lines(chunk: bytes, *, is_complete: bool, line_bytes_max: int) -> tupl
 
 def tail_offset(path: Path, lines: int) -> int:
     """Where the last ``lines`` lines begin. Reads backwards, no more than needed."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
+    descriptor = _open(path)
+    if descriptor is None:
         return 0
     try:
         size = position = os.fstat(descriptor).st_size
@@ -147,8 +147,24 @@ def _names(member: Member, wanted: str) -> bool:
 
 
 def _read_at(path: Path, offset: int, count: int) -> bytes:
+    descriptor = _open(path)
+    if descriptor is None:
+        return b""
     try:
-        with path.open("rb", buffering=0) as file:
-            return os.pread(file.fileno(), count, offset)
+        return os.pread(descriptor, count, offset)
     except OSError:
         return b""
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path) -> int | None:
+    """A file alone: to open a pipe that a worker put in its log's place would keep a thread for ever."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    return None
