@@ -38,6 +38,8 @@ class ExecutionSettings(ServiceSettings):
     """How often a start is asked for again while its process does not show."""
     starts_at_once_max: Annotated[int, Field(ge=1)] = 16
     zygote_answer_seconds: Positive = 15.0
+    folders_answer_seconds: Positive = 5.0
+    """A job whose folders hang for so long is not started now; it holds up no other."""
     unseen_end_seconds: Positive = 2.0
     """Worker and shim are over and no exit status was written: after so long it is unknown for good."""
     capacity_seconds: Positive = 30.0

@@ -12,6 +12,7 @@ from services.execution.local import proc
 from services.execution.local.folders import Folders
 from services.execution.local.launch import start_request, what_is_missing
 from services.execution.local.machine import Machine
+from services.execution.local.patience import Patience
 from services.execution.local.watched import Watched
 from services.execution.local.zygote import request_start
 from services.execution.memory import Memory
@@ -58,6 +59,7 @@ class LocalExecutor:
         self._boot_id = proc.boot_id()
         self._watched: dict[MemberName, Watched] = {}
         self._starts = _Starts()
+        self._patience = Patience(seconds=settings.folders_answer_seconds)
         self._log = get_logger(part="executor")
 
     @property
@@ -159,19 +161,26 @@ class LocalExecutor:
             return None
         if not self._address():
             return StartError(detail="the membership endpoint does not listen yet")
-        missing = what_is_missing(view.job.spec)
-        if missing is not None:
-            return missing
+        job, spec = view.job, view.job.spec
         try:
-            request = start_request(
-                view.job,
-                member,
-                folders=self._folders,
-                address=self._address(),
-                token=trainer_token(self._signing_key, view.job.job_id),
-                has_gpus=self._machine.has_gpus,
-                variables=await self._variables_of(view.job.job_id),
+            variables = await self._variables_of(job.job_id)
+            request = await self._patience.run(
+                job.job_id,
+                lambda: (
+                    what_is_missing(spec)
+                    or start_request(
+                        job,
+                        member,
+                        folders=self._folders,
+                        address=self._address(),
+                        token=trainer_token(self._signing_key, job.job_id),
+                        has_gpus=self._machine.has_gpus,
+                        variables=variables,
+                    )
+                ),
             )
+            if isinstance(request, StartError):
+                return request
             await request_start(
                 self._folders.zygote_socket, request, seconds_max=self._settings.zygote_answer_seconds
             )
