@@ -40,7 +40,7 @@ test: setup  ## every test, on the servers that it starts itself
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests
 
 test-gpu-wheel: $(GPU_VENV)/.installed  ## the trainer's tests on the wheel for GPUs, Paddle 2.6; no GPU is needed (3 GB)
-	@PYTHONPATH=$(CURDIR) $(GPU_VENV)/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder \
+	@PYTHONPATH=$(CURDIR) $(GPU_VENV)/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --noconftest \
 	  tests/integration/test_elastic_*.py tests/integration/test_zygote_*.py tests/integration/test_shim_*.py \
 	  tests/integration/test_rendezvous_*.py
 
