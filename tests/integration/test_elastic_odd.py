@@ -1,5 +1,6 @@
 """Odd numbers and odd moments: small batches, empty parts, newcomers in the last step, random numbers."""
 
+import importlib.metadata
 import json
 import math
 import os
@@ -130,6 +131,10 @@ def test_an_offer_in_the_first_steps(bed: ElasticBed, step: int) -> None:
     check_results(bed, epochs=4)
 
 
+@pytest.mark.skipif(
+    any(d.name == "paddlepaddle-gpu" and d.version.startswith("2.6") for d in importlib.metadata.distributions()),
+    reason="Paddle 2.6 does not tell how far a CPU's generator has come: all draw alike, but not as one alone",
+)
 def test_random_numbers_schedule_and_order_go_along(bed: ElasticBed) -> None:
     """Every step adds random numbers, the same in each worker: all must draw as one undisturbed worker does.
 
