@@ -7,7 +7,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional
 
-SAMPLES: Final = 2048
+SAMPLES: Final = 1024
 GLOBAL_BATCH: Final = 64
 LEARNING_RATE: Final = 0.01
 

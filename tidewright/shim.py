@@ -1,9 +1,10 @@
 """The parent of one worker: keeps its exit status, watches it, and ends the whole tree below it.
 
 Run as ``python -S -E -I -B shim.py DIRECTORY WORKER_PID INTERVAL_SECONDS MEMORY_BYTES`` by a process that has forked
-the worker, written ``pid.json`` and made itself subreaper and session leader; ``exec`` keeps all of that. It imports
-nothing that is not frozen or built in (but ``resource``, for ``wait4``), since one of it runs beside every worker
-(5 MB, 20 ms).
+the worker, written ``pid.json`` and made itself subreaper and session leader; ``exec`` keeps all of that. A standby's
+is run as ``shim.py --standby READING WRITING WORKER_PID INTERVAL_SECONDS``, hears the rest when its worker becomes a
+member, and writes the record itself. It imports nothing that is not frozen or built in (but ``resource``, for
+``wait4``), since one of it runs beside every worker (5 MB, 20 ms).
 
 In DIRECTORY it writes ``watch`` (64 bytes, rewritten in place every interval: wall time, state letter, CPU ticks
 of the worker), ``exit.json`` once the worker has ended, ``gone`` when nothing of its tree is left. SIGTERM, SIGINT
@@ -19,6 +20,7 @@ import signal
 import sys
 import time
 
+STANDBY = "--standby"
 WATCH_BYTES = 64
 WRITE_AGAIN_SECONDS = 0.5
 WRITE_GIVE_UP_SECONDS = 60.0
@@ -32,13 +34,14 @@ UNLIMITED_BYTES = 1 << 60
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def write_atomically(directory: str, name: str, text: str) -> None:
-    """Whole or not at all, and on the disk: a reader never sees a part. Raises OSError."""
+def write_atomically(directory: str, name: str, text: str, *, synced: bool = True) -> None:
+    """Whole or not at all, and (``synced``) on the disk: a reader never sees a part. Raises OSError."""
     temporary = f"{directory}/.{name}.{os.getpid()}"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         os.write(descriptor, text.encode())
-        os.fsync(descriptor)
+        if synced:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
     os.rename(temporary, f"{directory}/{name}")  # noqa: PTH104 - pathlib costs more than all the rest
@@ -311,9 +314,9 @@ class Shim:
         self.written = self.try_to_write("exit.json", self.record)
         return self.written
 
-    def try_to_write(self, name: str, text: str) -> bool:
+    def try_to_write(self, name: str, text: str, *, synced: bool = True) -> bool:
         try:
-            write_atomically(self.directory, name, text)
+            write_atomically(self.directory, name, text, synced=synced)
         except FileNotFoundError:  # the folder was removed: nobody is left who wants to know
             return True
         except OSError:
@@ -323,7 +326,8 @@ class Shim:
     def finish(self) -> None:
         """A full disk is waited for, with a limit: an unknown status is better than a shim that never ends."""
         give_up = time.monotonic() + WRITE_GIVE_UP_SECONDS
-        while not (self.write_exit() and self.try_to_write("gone", f"{time.time():.6f}")):
+        # Nobody needs ``gone`` after a reboot: nothing of the tree can be left then.
+        while not (self.write_exit() and self.try_to_write("gone", f"{time.time():.6f}", synced=False)):
             if time.monotonic() > give_up:
                 return
             time.sleep(WRITE_AGAIN_SECONDS)
@@ -341,14 +345,61 @@ class Shim:
             return
 
 
+def become_member(reading: int, writing: int) -> "tuple[str, int] | None":
+    """As a standby's shim: the folder of the member that it becomes and its limit of memory in bytes.
+
+    ``reading`` yields them and the text of ``pid.json``, which is on the disk when this returns; ``writing`` takes
+    the worker's permission to go on. None: the zygote is gone, or the record could not be written; the worker has
+    run nothing then.
+    """
+    message = b""
+    try:
+        while chunk := os.read(reading, 65_536):
+            message += chunk
+    except OSError:  # the zygote has died
+        return None
+    os.close(reading)
+    if not message.endswith(b"\n"):
+        return None
+    folder, memory_bytes, record = message[:-1].split(b"\0")
+    directory = os.fsdecode(folder)
+    try:
+        write_atomically(directory, "pid.json", record.decode())
+    except OSError as error:
+        tell_start_error(directory, error)
+        return None
+    try:
+        os.write(writing, b"g")
+    except OSError:  # it was killed: its status will tell
+        return directory, int(memory_bytes)
+    os.close(writing)
+    return directory, int(memory_bytes)
+
+
+def tell_start_error(directory: str, error: OSError) -> None:
+    """So that nobody waits for a record that never comes."""
+    try:
+        write_atomically(directory, "start_error", f"{error!r}\n")
+    except OSError:
+        return
+
+
 def main(arguments: "list[str]") -> None:
-    directory, worker, interval, memory_bytes = arguments
     try:
         with open("/proc/self/comm", "w") as name:
             name.write("tide-shim")
     except OSError:
         pass
-    Shim(directory, int(worker), float(interval), int(memory_bytes)).run()
+    if arguments[0] == STANDBY:
+        reading, writing, worker = (int(argument) for argument in arguments[1:4])
+        found = become_member(reading, writing)
+        if found is None:
+            os.kill(worker, signal.SIGKILL)
+            os._exit(99)
+        Shim(found[0], worker, float(arguments[4]), found[1]).run()
+    else:
+        directory, pid, interval, memory_bytes = arguments
+        Shim(directory, int(pid), float(interval), int(memory_bytes)).run()
 
 
 if __name__ == "__main__":

@@ -133,7 +133,10 @@ def zygote_part(state: Path, settings: LaunchSettings) -> ChildPart:
     path = state / "zygote.sock"
     return ChildPart(
         name="the zygote",
-        command=[sys.executable, "-m", "tidewright.elastic.zygote", "--socket", str(path)],
+        command=[
+            *(sys.executable, "-m", "tidewright.elastic.zygote", "--socket", str(path)),
+            *("--standbys", str(settings.standbys)),
+        ],
         environment={name: value for name, value in os.environ.items() if not name.startswith("TIDE_")},
         log=state / "log" / "zygote.log",
         stop_seconds=settings.zygote_stop_seconds,

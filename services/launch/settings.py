@@ -19,6 +19,8 @@ class LaunchSettings(SectionSettings):
     services_stop_seconds: Positive = 15.0
     """For the ordered stop of the services' process; then it is killed."""
     zygote_stop_seconds: Positive = 5.0
+    standbys: Annotated[int, Field(ge=0, le=256)] = 2
+    """Workers that the zygote forks in advance, so that a start costs no fork; each holds some 30 MB of its own."""
     members_stop_seconds: Positive = 5.0
     """For workers that are left when their jobs should have stopped; then they are killed."""
     restart_seconds_min: Positive = 0.1

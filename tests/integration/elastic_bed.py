@@ -82,6 +82,7 @@ class ZygoteBed:
 
     base: Path
     preload: tuple[str, ...] = ()
+    standbys: int = 0
     process: subprocess.Popen[bytes] | None = None
     members: list[Member] = field(default_factory=list)
 
@@ -105,6 +106,7 @@ class ZygoteBed:
             "--socket",
             str(self.socket_path),
         ]
+        command += ["--standbys", str(self.standbys)]
         for name in self.preload:
             command += ["--preload", name]
         with open(self.base / "zygote.log", "ab") as log:

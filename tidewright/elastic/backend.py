@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from tidewright.elastic.devices import NCCL, Backend, choose_backend
+from tidewright.elastic.ticks import quick_loops
 
 paddle: Any = importlib.import_module("paddle")
 core: Any = importlib.import_module("paddle.base.core")
@@ -60,7 +61,7 @@ def prepare_backend() -> Backend:
 
 def make_gloo_group(store: Any, *, rank: int, world: int, generation: int) -> Any:
     """Connect the members of a generation on the CPU; blocks until all are there. Raises what Paddle raises."""
-    with _REGISTER:
+    with _REGISTER, quick_loops():
         return core.ProcessGroupGloo.create(store, rank, world, generation)
 
 

@@ -1,6 +1,7 @@
 """What a forked worker does before, around and after the user's script or command."""
 
 import atexit
+import json
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from tidewright import kinship, protocol
+from tidewright.elastic import warm
 from tidewright.elastic.admission import NotAdmitted, wait_for_admission
 
 NO_RECORD_EXIT: Final = 98
@@ -117,13 +119,7 @@ def run_worker(request: StartRequest, *, record_written: int, base_environment: 
     """
     try:
         os.setsid()
-        kinship.put_mark(kinship.mark_of(request.member, request.nonce))
-        try:
-            _open_log(f"{request.directory}/log")
-        except OSError:  # a full disk is no fault of the script's
-            os._exit(NO_RECORD_EXIT)
-        if os.read(record_written, 1) != b"g":
-            os._exit(NO_RECORD_EXIT)
+        _become_member(request, record_written)
         close_descriptors()
         _seed_generators()
         code = _run(request, base_environment)
@@ -131,6 +127,45 @@ def run_worker(request: StartRequest, *, record_written: int, base_environment: 
         traceback.print_exc()
         code = 1
     end(code)
+
+
+def run_standby(requests: int, *, record_written: int, base_environment: Mapping[str, str]) -> NoReturn:
+    """Be ready, then the worker of the request that comes over the socket ``requests``. Never returns."""
+    try:
+        os.setsid()
+        close_descriptors(keep=(requests, record_written))
+        _seed_generators()
+        warm.touch_pages()
+        request = _receive_request(requests)
+        _become_member(request, record_written)
+        close_descriptors()
+        code = _run(request, base_environment)
+    except BaseException:  # noqa: BLE001 - a fork must never return into its parent's code
+        traceback.print_exc()
+        code = 1
+    end(code)
+
+
+def _receive_request(requests: int) -> StartRequest:
+    """Wait for it; ends this process if the zygote is gone before."""
+    text = b""
+    while not text.endswith(b"\n"):
+        chunk = os.read(requests, 65_536)
+        if not chunk:
+            os._exit(0)
+        text += chunk
+    return to_start_request(json.loads(text))
+
+
+def _become_member(request: StartRequest, record_written: int) -> None:
+    """Take the mark and open the log, then go on only once the record of this process is on the disk."""
+    kinship.put_mark(kinship.mark_of(request.member, request.nonce))
+    try:
+        _open_log(f"{request.directory}/log")
+    except OSError:  # a full disk is no fault of the script's
+        os._exit(NO_RECORD_EXIT)
+    if os.read(record_written, 1) != b"g":
+        os._exit(NO_RECORD_EXIT)
 
 
 def _run(request: StartRequest, base_environment: Mapping[str, str]) -> int:

@@ -160,7 +160,10 @@ class Group:
         if self._calls is not None:
             self._calls.close()
         self._descriptors, self._store_descriptors = [], []
+        held = [self._process_group, self._side_group, self._store]
         self._process_group, self._side_group, self._store = None, None, None
+        # The end of a pair waits for a look of gloo's loop, 10 ms each: no step and no recovery waits for that.
+        threading.Thread(target=held.clear, name="tide-forgetting", daemon=True).start()
 
 
 class _Watchdog:

@@ -1,9 +1,11 @@
 """Reaps the zygote's children: shims, and what a killed shim leaves behind."""
 
+import ctypes
 import json
 import os
 import signal
 import time
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +14,14 @@ from typing import Final
 from tidewright import shim
 
 STRAY_STATUSES_MAX: Final = 1024
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def set_subreaper() -> None:
+    """Orphans below this process become its children. Kept over exec, not inherited by forks. Raises OSError."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 @dataclass(slots=True)
@@ -20,6 +30,10 @@ class Reaper:
 
     shims: dict[int, str] = field(default_factory=dict)
     """pid of each living shim: the member's folder"""
+    on_standby_ended: Callable[[int], None] = lambda pid: None
+    """called with the pid of a child that is no member's"""
+    standbys: Callable[[], Collection[int]] = tuple
+    """shims that are nobody's yet"""
     orphans: dict[int, str] = field(default_factory=dict)
     """pid of each living worker whose shim was killed: its folder"""
     ended: list[str] = field(default_factory=list)
@@ -41,6 +55,7 @@ class Reaper:
             elif pid in self.orphans:
                 self._orphan_ended(self.orphans.pop(pid), pid, status, time.time())
             else:
+                self.on_standby_ended(pid)
                 self.statuses[pid] = (status, time.time())
                 while len(self.statuses) > STRAY_STATUSES_MAX:
                     self.statuses.pop(next(iter(self.statuses)))
@@ -79,7 +94,8 @@ class Reaper:
         self.ended.append(directory)
 
     def _end_strays(self) -> None:
-        strays = [pid for pid in shim.children_of(os.getpid()) if pid not in self.shims]
+        known = {*self.shims, *self.standbys()}
+        strays = [pid for pid in shim.children_of(os.getpid()) if pid not in known]
         for pid in strays:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -198,6 +198,11 @@ def buckets(tensors: list[Any]) -> Iterator[list[Any]]:
         yield bucket
 
 
+def bytes_of(tensors: list[Any]) -> int:
+    """The length of ``to_bytes``."""
+    return sum(_nbytes(tensor) for tensor in tensors)
+
+
 def _nbytes(tensor: Any) -> int:
     return int(np.prod(tensor.shape, dtype=np.int64)) * int(tensor.element_size())
 

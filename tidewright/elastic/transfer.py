@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tidewright.elastic.agreement import DISMISSED, winner
 from tidewright.elastic.backend import paddle
 from tidewright.elastic.errors import Dismissed, ElasticError
 from tidewright.elastic.group import Group
-from tidewright.elastic.tracked import Tracked, buckets, from_bytes, to_bytes
+from tidewright.elastic.tracked import Tracked, buckets, bytes_of, from_bytes, to_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +56,15 @@ def hand_over(
     group.broadcast(head, source)
     step, generation, resumed_generation, resumed_step, size, its_layout, its_course = (int(n) for n in head.numpy())
     _check(layout == its_layout, course == its_course, source)
-    values = _broadcast_bytes(
-        group, source, np.frombuffer(values, np.uint8) if is_source else np.zeros(size, np.uint8)
-    )
+    own_values = np.frombuffer(values, np.uint8) if is_source else np.empty(size, np.uint8)
+    values = _broadcast_bytes(group, source, own_values).tobytes()
     arrived = []
     for bucket in buckets(tensors):
-        arrived.append((bucket, _broadcast_bytes(group, source, to_bytes(bucket))))
+        own_data = to_bytes(bucket) if is_source else np.empty(bytes_of(bucket), np.uint8)
+        arrived.append((bucket, _broadcast_bytes(group, source, own_data)))
     if not is_source:
         for bucket, data in arrived:
-            from_bytes(bucket, np.frombuffer(data, np.uint8))
+            from_bytes(bucket, data)
         tracked.load_values(values)
     return replace(
         position,
@@ -74,12 +75,13 @@ def hand_over(
     )
 
 
-def _broadcast_bytes(group: Group, source: int, data: "np.ndarray[Any, np.dtype[np.uint8]]") -> bytes:
+def _broadcast_bytes(group: Group, source: int, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """What the source has; the data of others only tells how much."""
     if data.size == 0:
-        return b""
+        return data
     tensor = paddle.to_tensor(data)
     group.broadcast(tensor, source)
-    return bytes(tensor.numpy().tobytes())
+    return data if group.rank == source else np.asarray(tensor.numpy())
 
 
 def _number(text: str) -> int:

@@ -7,7 +7,6 @@ and is a second subreaper: of a shim that was killed it inherits the worker, and
 """
 
 import argparse
-import ctypes
 import errno
 import gc
 import json
@@ -25,7 +24,8 @@ from typing import Any, Final, NoReturn
 
 from tidewright import shim
 from tidewright.elastic import child
-from tidewright.elastic.reaper import Reaper
+from tidewright.elastic.reaper import Reaper, set_subreaper
+from tidewright.elastic.standby import Reserve, start_record
 from tidewright.elastic.warm import Warmth, warm_up
 
 REQUEST_BYTES_MAX: Final = 8 << 20
@@ -33,24 +33,15 @@ REQUEST_SECONDS_MAX: Final = 10.0
 CONNECTIONS_MAX: Final = 256
 SOCKET_PATH_BYTES_MAX: Final = 107
 WATCH_INTERVAL_SECONDS: Final = 1.0
-_PR_SET_CHILD_SUBREAPER: Final = 36
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def set_subreaper() -> None:
-    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
-
-
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 # -- starting -------------------------------------------------------------------------------------------------------
 
 
-def start_worker(request: child.StartRequest, *, base_environment: dict[str, str]) -> int | None:
-    """Fork the process that becomes the shim and return its pid; None if this start was already made.
+def start_worker(
+    request: child.StartRequest, *, base_environment: dict[str, str], reserve: Reserve | None = None
+) -> int | None:
+    """Have a standby become the worker, or fork one; the pid of its shim, None if this start was already made.
 
     Raises OSError. The folder's lock is never taken back: after a failure this incarnation is spent, and it says so.
     """
@@ -59,6 +50,9 @@ def start_worker(request: child.StartRequest, *, base_environment: dict[str, str
         os.close(os.open(f"{request.directory}/lock", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except FileExistsError:
         return None
+    taken = reserve.take(request, time.monotonic()) if reserve is not None and request.is_forked else None
+    if taken is not None:
+        return taken
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -88,7 +82,8 @@ def _become_shim(request: child.StartRequest, base_environment: dict[str, str]) 
             os.close(writing)
             child.run_worker(request, record_written=reading, base_environment=base_environment)
         os.close(reading)
-        _write_record(request, worker)
+        record = start_record(request, shim_pid=os.getpid(), worker_pid=worker)
+        shim.write_atomically(request.directory, "pid.json", record)
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, *shim.PASSED_ON))
         os.write(writing, b"g")
         os.close(writing)
@@ -105,22 +100,6 @@ def _write_start_error(request: child.StartRequest, error: BaseException) -> Non
         shim.write_atomically(request.directory, "start_error", f"{error!r}\n")
 
 
-def _write_record(request: child.StartRequest, worker: int) -> None:
-    own, its = shim.process_stat(os.getpid()), shim.process_stat(worker)
-    if own is None or its is None:
-        raise ProcessLookupError(errno.ESRCH, "the worker is gone before its record was written")
-    record = {
-        "member": request.member,
-        "nonce": request.nonce,
-        "shim_pid": os.getpid(),
-        "shim_start": own[2],
-        "worker_pid": worker,
-        "worker_start": its[2],
-        "boot_id": boot_id(),
-    }
-    shim.write_atomically(request.directory, "pid.json", json.dumps(record))
-
-
 # -- serving --------------------------------------------------------------------------------------------------------
 
 
@@ -134,11 +113,18 @@ class _Connection:
 class Zygote:
     """The loop: one selector over the listener, the connections and the signals."""
 
-    def __init__(self, listener: socket.socket, warmth: Warmth, base_environment: dict[str, str]) -> None:
+    def __init__(
+        self, listener: socket.socket, warmth: Warmth, base_environment: dict[str, str], *, standbys: int
+    ) -> None:
         self._listener = listener
         self._warmth = warmth
         self._base_environment = base_environment
-        self._reaper = Reaper()
+        self._reserve = Reserve(
+            standbys if warmth.paddle is not None else 0,
+            base_environment=base_environment,
+            watch_seconds=WATCH_INTERVAL_SECONDS,
+        )
+        self._reaper = Reaper(standbys=lambda: self._reserve.shims, on_standby_ended=self._reserve.forget)
         self._selector = selectors.DefaultSelector()
         self._connections: set[_Connection] = set()
         self._stopping = False
@@ -154,7 +140,7 @@ class Zygote:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(reading, selectors.EVENT_READ)
         while not self._stopping:
-            ready = self._selector.select(0.005 if self._reaper.has_strays else 1.0)
+            ready = self._selector.select(self._select_seconds())
             for key, _ in ready:
                 if key.fileobj is self._listener:
                     self._accept()
@@ -165,6 +151,14 @@ class Zygote:
                     self._read(key.data)
             self._drop_late()
             self._reaper.reap()
+            if not ready:
+                self._reserve.fill(time.monotonic())
+        self._reserve.close()
+
+    def _select_seconds(self) -> float:
+        if self._reaper.has_strays:
+            return 0.005
+        return 0.1 if self._reserve.is_short(float("inf")) else 1.0
 
     def _on_stop(self, *_: object) -> None:
         self._stopping = True
@@ -227,7 +221,7 @@ class Zygote:
             request = child.to_start_request(value)
             if request.is_forked and self._warmth.paddle is None:
                 request = _executed(request)
-            pid = start_worker(request, base_environment=self._base_environment)
+            pid = start_worker(request, base_environment=self._base_environment, reserve=self._reserve)
         except child.BadRequest as error:
             return _error(str(error))
         except OSError as error:
@@ -281,6 +275,9 @@ def main() -> int:
     parser.add_argument(
         "--preload", action="append", default=[], metavar="MODULE", help="import this too; repeatable"
     )
+    parser.add_argument(
+        "--standbys", type=int, default=0, metavar="N", help="keep so many workers forked in advance (0)"
+    )
     options = parser.parse_args()
     began = time.monotonic()
     base_environment = dict(os.environ)
@@ -301,7 +298,7 @@ def main() -> int:
     seconds = time.monotonic() - began
     sys.stdout.write(f"zygote {os.getpid()} listens, {said}, {threads} thread(s), {seconds:.1f} s\n")
     sys.stdout.flush()
-    Zygote(listener, warmth, base_environment).run()
+    Zygote(listener, warmth, base_environment, standbys=options.standbys).run()
     Path(options.socket).unlink(missing_ok=True)
     return 0
 
