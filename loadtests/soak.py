@@ -24,6 +24,7 @@ from loadtests.soak_watch import SERVER, Sample, ServerWatch, chart, windows
 SLOTS: Final = 4
 FLAT_RATIO_MAX: Final = 0.05
 TRAINER_BYTES_MAX: Final = 32 * 1024
+TRAINER_BYTES_MEAN_MAX: Final = 3 * TRAINER_BYTES_MAX
 _MIB: Final = 1 << 20
 _PROGRESS_SECONDS: Final = 10.0
 _BURST: Final = 16
@@ -65,8 +66,10 @@ class Soak:
                 found.append(f"{name} grew from {middle:.0f} to {last:.0f} in the second half")
         if growth.descriptors > 1.05 or growth.threads > 1.05:
             found.append("the trainer loses more than 1 descriptor and 1 thread per generation")
-        if growth.settled and growth.memory_bytes > TRAINER_BYTES_MAX:
-            found.append("the trainer loses more than 32 KB per generation")
+        if growth.settled and (
+            growth.memory_bytes > TRAINER_BYTES_MAX or growth.memory_bytes_mean > TRAINER_BYTES_MEAN_MAX
+        ):
+            found.append("the trainer loses more than 32 KB per generation (mean: 96 KB)")
         if self.shims_left:
             found.append(f"{self.shims_left} children of the zygote are left")
         return found
@@ -170,7 +173,8 @@ def show(done: Soak) -> None:
         row = "".join(f"{value / scale:>12.1f}" for value in (first, middle, last))
         print(f"{name:24}{unit:4}{row}  {(last - middle) / middle:+.1%}")
     print(
-        f"\nthe trainer, per generation: {growth.memory_bytes / 1024:+.1f} KB, {growth.descriptors:+.2f} descriptors,"
+        f"\nthe trainer, per generation: {growth.memory_bytes / 1024:+.1f} KB (median; mean"
+        f" {growth.memory_bytes_mean / 1024:+.1f}), {growth.descriptors:+.2f} descriptors,"
         f" {growth.threads:+.2f} threads (allowed: 32 KB, 1, 1)"
     )
     if not growth.settled:

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final
 
 from loadtests.soak_jobs import SCRIPT
@@ -107,17 +108,22 @@ class ResizeLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """What a generation adds to the worker that stays. ``settled``: the first ones, which cost more, are left out."""
+    """What a generation adds to the worker that stays. ``settled``: the first ones, which cost more, are left out.
+
+    ``memory_bytes`` is the median over generations, ``memory_bytes_mean`` the mean, which has in it what the C library
+    takes in rare jumps for checkpoints and keeps for the next.
+    """
 
     generations: int
     settled: bool
     memory_bytes: float
+    memory_bytes_mean: float
     descriptors: float
     threads: float
 
 
 def growth_of(looks: Sequence[Look]) -> Growth:
-    """Slopes over generations, fitted through all looks but the first few. Raises ValueError with too few looks."""
+    """By generation, from all looks but the first few. Raises ValueError with too few looks."""
     is_long = len(looks) > 3 * _SETTLED_AFTER
     counted = looks[_SETTLED_AFTER if is_long else len(looks) // 3 :]
     at = [float(each.generation) for each in counted]
@@ -128,7 +134,16 @@ def growth_of(looks: Sequence[Look]) -> Growth:
     return Growth(
         generations=looks[-1].generation - looks[0].generation,
         settled=is_long,
-        memory_bytes=slope([float(each.usage.memory_bytes) for each in counted]),
+        memory_bytes=statistics.median(_steps_of_memory(counted)),
+        memory_bytes_mean=statistics.fmean(_steps_of_memory(counted)),
         descriptors=slope([float(each.usage.descriptors) for each in counted]),
         threads=slope([float(each.usage.threads) for each in counted]),
     )
+
+
+def _steps_of_memory(looks: Sequence[Look]) -> list[float]:
+    """Bytes more than at the look before, by generation between the two."""
+    return [
+        (after.usage.memory_bytes - before.usage.memory_bytes) / (after.generation - before.generation)
+        for before, after in pairwise(looks)
+    ]
