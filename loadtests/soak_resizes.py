@@ -110,7 +110,7 @@ class ResizeLoad:
 class Growth:
     """What a generation adds to the worker that stays. ``settled``: the first ones, which cost more, are left out.
 
-    ``memory_bytes`` is the median over generations, ``memory_bytes_mean`` the mean, which has in it what the C library
+    ``memory_bytes`` is the median over generations, ``memory_bytes_mean`` the mean, which contains what the C library
     takes in rare jumps for checkpoints and keeps for the next.
     """
 
