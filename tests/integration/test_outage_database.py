@@ -51,10 +51,11 @@ def bed(server: DatabaseServer) -> Iterator[ExecutionBed]:
             zygote.stop()
 
 
-def kill_postgres(server: DatabaseServer) -> None:
+async def kill_postgres(server: DatabaseServer) -> None:
     pid = server.server.postmaster_pid()
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
+    await asyncio.sleep(0.3)  # a backend that was at work ends when it is done
 
 
 async def test_who_dies_while_postgres_is_away_alone_is_replaced(
@@ -63,7 +64,7 @@ async def test_who_dies_while_postgres_is_away_alone_is_replaced(
     job = GatedJob(bed, tmp_path, workers=3)
     await job.begin(minimum=3)
     pids = job.pids(0, 2)
-    kill_postgres(server)
+    await kill_postgres(server)
     os.kill(job.pid(1), signal.SIGKILL)
     await asyncio.sleep(1.0)
     assert job.pid(1, 2) is None, "nothing is started before its intent is committed"
@@ -86,7 +87,7 @@ async def test_no_deadline_runs_while_nothing_can_be_committed(
     await starting.begin_without_admission()
     pids, execution = dies.pids(0, 2), bed.process.pid
     began = time.monotonic()
-    kill_postgres(server)
+    await kill_postgres(server)
     os.kill(dies.pid(1), signal.SIGKILL)
     await asyncio.sleep(LONG_SECONDS)
     server.server.start()
