@@ -85,6 +85,8 @@ class ZygoteBed:
     standbys: int = 0
     process: subprocess.Popen[bytes] | None = None
     members: list[Member] = field(default_factory=list)
+    undisturbed: dict[tuple[tuple[str, Any], ...], list[Any]] = field(default_factory=dict)
+    """results of runs that tests compare theirs with, by the options of the run"""
 
     @property
     def socket_path(self) -> Path:

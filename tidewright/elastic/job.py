@@ -148,8 +148,11 @@ class Job:
         """Name what makes up the state of training: layers, optimizers, schedulers, scalers, and whatever else has
         ``state_dict`` with ``set_state_dict`` or ``load_state_dict``.
 
-        A worker that joins later receives all of it, matched by the order of tracking; checkpoints hold it. Call it
-        before ``steps``. Raises ElasticError for what cannot be sent.
+        A worker that joins later receives all of it, matched by the order of tracking, and Paddle's random numbers go
+        on there alike; those of numpy and Python are the script's to track. Checkpoints hold it all. Call it before
+        ``steps``. The result does not depend on the number of workers, but for what a layer makes of its own part of
+        the batch: dropout draws its masks, BatchNorm takes its statistics. Raises ElasticError for what cannot be
+        sent.
         """
         if self._stepping:
             raise ElasticError("job.track: everything must be tracked before job.steps")
