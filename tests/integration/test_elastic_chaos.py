@@ -159,10 +159,15 @@ class Chaos:
                 continue  # they have not all noticed yet
             if len(stepping) == len(alive) and self.group_size(stepping[0]) == len(alive):
                 return
-            assert stepping or holding, "the state is lost"
+            assert stepping or holding, f"the state is lost: {self.unexpected_ends() or views}"
             members = [*(stepping or holding), *(n for n in alive if n not in (stepping or holding))]
             source = 0 if stepping else c.most_advanced(holding)
             self.wait_for(c.offer(members, source=source), members)
+
+    def unexpected_ends(self) -> dict[str, str]:
+        """Whoever ended by itself, with its exit record and the end of its log."""
+        ended = [n for n, m in self.bed.members.items() if n not in self.gone and not is_alive(m.worker_pid)]
+        return {n: f"{self.bed.members[n].exit()}: {self.bed.members[n].log[-500:]}" for n in ended}
 
     def see_who_left(self) -> None:
         for name in self.alive():

@@ -116,10 +116,10 @@ def test_a_newcomer_dies_in_the_last_step(bed: ElasticBed) -> None:
 def test_an_offer_in_the_first_steps(bed: ElasticBed, step: int) -> None:
     """The first group starts before it changes, so that it can be returned to."""
     c = bed.coordinator
-    bed.start("a", epochs=4, moments={PAUSE: f"begun 1 {step + 1}"})
-    bed.start("b", epochs=4)
+    bed.start("a", "b", epochs=4, moments={PAUSE: f"begun 1 {step + 1}"})
     c.offer(["a", "b"], source=-1)
-    comes_to(bed, "a", step)
+    for name in "ab":
+        comes_to(bed, name, step)
     bed.start("n", epochs=4, seed=99)
     number = c.offer(["a", "b", "n"])
     wait_until(lambda: all(c.peers[name].said(protocol.Formed, number) for name in "abn"))
