@@ -50,9 +50,12 @@ class Chaos:
         return [n for n, m in self.bed.members.items() if n not in self.gone and is_alive(m.worker_pid)]
 
     def view(self, name: str) -> tuple[int, bool]:
-        """Generation and whether it waits, by its newest report."""
-        mark = self.bed.coordinator.peers[name].mark
-        return (mark.generation, mark.waiting) if mark is not None else (0, False)
+        """Generation and whether it waits, by its newest report; a start may be told before any."""
+        peer = self.bed.coordinator.peers[name]
+        if peer.mark is not None and peer.mark.generation:
+            return peer.mark.generation, peer.mark.waiting
+        started = peer.said(protocol.Started)
+        return (started.generation, False) if started is not None else (0, False)
 
     def newcomer(self) -> str:
         self.count += 1
