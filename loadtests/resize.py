@@ -28,7 +28,7 @@ from tidewright.client import Client
 
 SLOTS: Final = 4
 SMALL: Final = 2
-QUIET_SECONDS: Final = 0.5
+QUIET_SECONDS: Final = 3.0
 """Between two measurements, so that none has to do with the one before."""
 STEPS_BETWEEN: Final = 5
 STEP_SECONDS_MAX: Final = 60.0

@@ -79,7 +79,6 @@ class Reserve:
     def fill(self, now: float) -> None:
         """Fork one more if it is time."""
         if self.is_short(now):
-            self._taken_at = now
             with suppress(OSError):  # no process is left, or no descriptor: a start tells, if it meets that too
                 self._standbys.append(_fork(self._base_environment, self._watch_seconds))
 
