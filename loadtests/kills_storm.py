@@ -17,6 +17,7 @@ from loadtests.installation import until
 from loadtests.kills_crowd import Crowd
 from services.launch.parts import ping_zygote
 from tidewright.client_errors import LostContact, RequestRefused
+from tidewright.shim import STANDBY, children_of
 
 WHOLE_SECONDS: Final = 60.0
 _END_SECONDS: Final = 60.0
@@ -179,14 +180,28 @@ class Storm:
             raise NotBack(f"not ended: {', '.join(str(job.get('name', '?')) for job in left)}")
         parts = self.parts()
         deadline = time.monotonic() + _CLEAN_SECONDS
-        while time.monotonic() < deadline and self._strays(parts):
+        while time.monotonic() < deadline and self._strays([*parts, *self._standbys()]):
             time.sleep(0.25)
-        self.journal.mark("quiet", parts=[list(process) for process in parts])
+        self.journal.mark("quiet", parts=[list(process) for process in [*parts, *self._standbys()]])
         time.sleep(1.0)  # for a sample or two
 
     def parts(self) -> list[Process]:
         found = (self.installation.part(name) for name in PARTS[Victim.EVERYTHING])
         return [process for process in found if process is not None]
+
+    def _standbys(self) -> list[Process]:
+        """Workers forked ahead and their shims: parts of the zygote as long as they are nobody's."""
+        zygote = self.installation.part("zygote")
+        members = [json.loads(path.read_bytes()) for path in (self.installation.state / "run").glob("*/*/pid.json")]
+        taken = {Process(each["shim_pid"], each["shim_start"]) for each in members}
+        commands, _ = read_processes(self.installation.record)
+        living = {process.pid: process for process in commands if is_alive(process)}
+        found: list[Process] = []
+        for pid in children_of(zygote.pid) if zygote is not None else ():
+            shim = living.get(pid)
+            if shim is not None and shim not in taken and _is_standby(pid):
+                found += [shim, *(living[child] for child in children_of(pid) if child in living)]
+        return found
 
     def _strays(self, parts: list[Process]) -> list[str]:
         commands, _ = read_processes(self.installation.record)
@@ -201,6 +216,13 @@ def _unsettled(job: dict[str, Any]) -> str:
     if job["phase"] == "Running" and (flags or workers["granted"] != workers["running"]):
         return f"{', '.join(sorted(flags))} with {workers['running']} of {workers['granted']} workers"
     return ""
+
+
+def _is_standby(pid: int) -> bool:
+    try:
+        return STANDBY.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def make_folder(state: Path) -> Path:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from services.launch.settings import LaunchSettings
+
 SERVER: Final = ("supervisor", "process", "zygote")
 """What of ``up.json`` is the server; Postgres is watched beside it."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -37,7 +39,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One look. ``progress`` is what the load had done by then; ``shims`` are children of the zygote."""
+    """One look. ``progress``: what the load had done by then; ``shims``: children of the zygote, standbys apart."""
 
     seconds: float
     progress: int
@@ -90,6 +92,7 @@ class ServerWatch:
         self._pids = self._look_up()
         self._progress = progress
         self._interval_seconds = interval_seconds
+        self._standbys = LaunchSettings.load().standbys
         self._stopping = threading.Event()
         self._began = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="soak-watch", daemon=True)
@@ -122,7 +125,7 @@ class ServerWatch:
             server=server,
             parts=parts,
             postgres_bytes=sum(proportional_bytes(pid) for pid in backends),
-            shims=len(children_of(self._pids["zygote"])),
+            shims=max(0, len(children_of(self._pids["zygote"])) - self._standbys),
         )
 
     def _look_up(self) -> dict[str, int]:

@@ -93,7 +93,10 @@ def standing() -> Standing:
 def control(listener: socket.socket, standing: Standing) -> Iterator[tuple[Control, list[protocol.Message]]]:
     heard: list[protocol.Message] = []
     speaker = Speaker(
-        hello=lambda: standing.hello(formed=4), standing=standing.kept, mark=standing.mark, on_message=heard.append
+        hello=lambda: standing.hello(formed=4),
+        standing=standing.kept,
+        mark=lambda: standing.mark(generations=1),
+        on_message=heard.append,
     )
     control = Control(("127.0.0.1", listener.getsockname()[1]), speaker)
     control.start()

