@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-from integration.elastic_bed import is_alive, read_json, wait_until
+from integration.elastic_bed import ZygoteBed, is_alive, read_json, wait_until
 
 from schemas.events.allocation import (
     AllocationClosed,
@@ -42,7 +43,7 @@ from schemas.vocabulary import (
 from shared.clock import SystemClock
 from shared.signing import InternalRequest
 from shared.testing.harness import TEST_KEY, draft, publish, read_data, read_rows
-from shared.testing.postgres import FreshDatabase
+from shared.testing.postgres import DatabaseServer, FreshDatabase, temporary_state_directory
 
 ROOT = Path(__file__).parents[2]
 T = TypeVar("T")
@@ -279,3 +280,23 @@ def start_of(pid: int) -> int:
 
 def roles(workers: int, minimum: int = 1) -> tuple[RoleGrant, ...]:
     return (RoleGrant(role=WORKER_ROLE, elastic=True, members=workers, minimum=minimum, resources=SIZE),)
+
+
+@contextmanager
+def running_bed(postgres: DatabaseServer, settings: dict[str, str] | None = None) -> Iterator[ExecutionBed]:
+    """Execution on a zygote and a database of its own, stopped in order at the end, which must be possible."""
+    with (
+        temporary_state_directory() as base,
+        temporary_state_directory() as state,
+        postgres.database() as database,
+    ):
+        zygote = ZygoteBed(base)
+        zygote.start()
+        bed = ExecutionBed(database, state, zygote.socket_path, settings=settings or {})
+        try:
+            bed.start()
+            yield bed
+            bed.stop()
+        finally:
+            bed.clean_up()
+            zygote.stop()

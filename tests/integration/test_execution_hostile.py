@@ -15,8 +15,8 @@ from typing import Any
 import asyncpg
 import pytest
 import pytest_asyncio
-from integration.elastic_bed import ZygoteBed, is_alive
-from integration.execution_bed import NAMES, ExecutionBed, start_of
+from integration.elastic_bed import is_alive
+from integration.execution_bed import NAMES, ExecutionBed, running_bed, start_of
 from integration.trainer_talk import Talk, hello, run_sleeper
 
 from schemas.events.worker import CheckpointFailed, GroupEnded, GroupStarted
@@ -27,7 +27,7 @@ from services.execution.local.watched import Watched
 from shared.errors import Unavailable
 from shared.signing import trainer_token
 from shared.testing.harness import TEST_KEY
-from shared.testing.postgres import DatabaseServer, temporary_state_directory
+from shared.testing.postgres import DatabaseServer
 from tidewright import protocol
 
 SETTINGS = {"slots": "32", "checkpoint_event_seconds": "0.1"}
@@ -36,21 +36,8 @@ SETTINGS = {"slots": "32", "checkpoint_event_seconds": "0.1"}
 @pytest.fixture(scope="module")
 def bed(postgres: DatabaseServer) -> Iterator[ExecutionBed]:
     """One installation for all tests of this file; its process ends when anything fails in it."""
-    with (
-        temporary_state_directory() as base,
-        temporary_state_directory() as state,
-        postgres.database() as database,
-    ):
-        zygote = ZygoteBed(base)
-        zygote.start()
-        bed = ExecutionBed(database, state, zygote.socket_path, settings=SETTINGS)
-        try:
-            bed.start()
-            yield bed
-            bed.stop()
-        finally:
-            bed.clean_up()
-            zygote.stop()
+    with running_bed(postgres, SETTINGS) as bed:
+        yield bed
 
 
 @pytest.fixture

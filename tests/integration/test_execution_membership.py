@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
-from integration.elastic_bed import ZygoteBed, is_alive
-from integration.execution_bed import NAMES, ExecutionBed
+from integration.elastic_bed import is_alive
+from integration.execution_bed import NAMES, ExecutionBed, running_bed
 from integration.trainer_talk import Talk, hello, run_sleeper
 
 from schemas.events.worker import GroupEnded, GroupStarted, StartFailed
 from schemas.vocabulary import Attribution
 from shared.signing import trainer_token
 from shared.testing.harness import TEST_KEY
-from shared.testing.postgres import DatabaseServer, temporary_state_directory
+from shared.testing.postgres import DatabaseServer
 from tidewright import protocol
 
 SETTINGS = {"start_seconds": "3", "start_retry_seconds": "0.05", "slots": "32"}
@@ -25,21 +25,8 @@ SETTINGS = {"start_seconds": "3", "start_retry_seconds": "0.05", "slots": "32"}
 @pytest.fixture(scope="module")
 def bed(postgres: DatabaseServer) -> Iterator[ExecutionBed]:
     """One installation for all tests of this file; each has a job of its own."""
-    with (
-        temporary_state_directory() as base,
-        temporary_state_directory() as state,
-        postgres.database() as database,
-    ):
-        zygote = ZygoteBed(base)
-        zygote.start()
-        bed = ExecutionBed(database, state, zygote.socket_path, settings=SETTINGS)
-        try:
-            bed.start()
-            yield bed
-            bed.stop()
-        finally:
-            bed.clean_up()
-            zygote.stop()
+    with running_bed(postgres, SETTINGS) as bed:
+        yield bed
 
 
 @pytest.fixture

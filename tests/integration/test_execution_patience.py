@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from integration.elastic_bed import ZygoteBed, is_alive
-from integration.execution_bed import NAMES, ExecutionBed
+from integration.elastic_bed import is_alive
+from integration.execution_bed import NAMES, ExecutionBed, running_bed
 
 from schemas.events.worker import GroupChanged, GroupEnded, GroupStarted
 from schemas.vocabulary import AttemptOutcome, GroupChangeCause, Mode
-from shared.testing.postgres import DatabaseServer, temporary_state_directory
+from shared.testing.postgres import DatabaseServer
 
 STEPS = 40
 SCRIPT = f"""
@@ -44,21 +44,8 @@ with elastic.join() as job:
 @pytest.fixture(scope="module")
 def bed(postgres: DatabaseServer) -> Iterator[ExecutionBed]:
     limits = {"sync_wait_seconds": "3", "stepping_seconds": "3", "silent_seconds": "30"}
-    with (
-        temporary_state_directory() as base,
-        temporary_state_directory() as state,
-        postgres.database() as database,
-    ):
-        zygote = ZygoteBed(base)
-        zygote.start()
-        bed = ExecutionBed(database, state, zygote.socket_path, settings=limits)
-        try:
-            bed.start()
-            yield bed
-            bed.stop()
-        finally:
-            bed.clean_up()
-            zygote.stop()
+    with running_bed(postgres, limits) as bed:
+        yield bed
 
 
 async def run(bed: ExecutionBed, folder: Path, phase: str, seconds: float) -> str:

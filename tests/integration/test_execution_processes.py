@@ -9,33 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from integration.elastic_bed import ZygoteBed, is_alive
-from integration.execution_bed import NAMES, ExecutionBed
+from integration.elastic_bed import is_alive
+from integration.execution_bed import NAMES, ExecutionBed, running_bed
 
 from schemas.events.capacity import CapacityObserved
 from schemas.events.worker import GroupChanged, GroupEnded, GroupStarted, RoomFreed, StartFailed
 from schemas.vocabulary import AttemptOutcome, Attribution, Mode
-from shared.testing.postgres import DatabaseServer, temporary_state_directory
+from shared.testing.postgres import DatabaseServer
 
 
 @pytest.fixture(scope="module")
 def bed(postgres: DatabaseServer) -> Iterator[ExecutionBed]:
     """One installation for all tests of this file; each has a job of its own."""
-    with (
-        temporary_state_directory() as base,
-        temporary_state_directory() as state,
-        postgres.database() as database,
-    ):
-        zygote = ZygoteBed(base)
-        zygote.start()
-        bed = ExecutionBed(database, state, zygote.socket_path)
-        try:
-            bed.start()
-            yield bed
-            bed.stop()
-        finally:
-            bed.clean_up()
-            zygote.stop()
+    with running_bed(postgres) as bed:
+        yield bed
 
 
 @pytest.fixture

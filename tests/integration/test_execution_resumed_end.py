@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from integration.elastic_bed import ZygoteBed
-from integration.execution_bed import NAMES, ExecutionBed
+from integration.execution_bed import NAMES, ExecutionBed, running_bed
 
 from schemas.events.worker import GroupEnded, GroupStarted
 from schemas.vocabulary import AttemptOutcome, Attribution, Mode
-from shared.testing.postgres import DatabaseServer, temporary_state_directory
+from shared.testing.postgres import DatabaseServer
 
 SCRIPT = """
 import sys
@@ -36,21 +35,8 @@ if not tried.exists():
 
 @pytest.fixture
 def bed(postgres: DatabaseServer) -> Iterator[ExecutionBed]:
-    with (
-        temporary_state_directory() as base,
-        temporary_state_directory() as state,
-        postgres.database() as database,
-    ):
-        zygote = ZygoteBed(base)
-        zygote.start()
-        bed = ExecutionBed(database, state, zygote.socket_path)
-        try:
-            bed.start()
-            yield bed
-            bed.stop()
-        finally:
-            bed.clean_up()
-            zygote.stop()
+    with running_bed(postgres) as bed:
+        yield bed
 
 
 @pytest.mark.parametrize("workers", [1, 2])

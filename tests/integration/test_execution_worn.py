@@ -7,9 +7,9 @@ import pytest
 
 from schemas.events.worker import GroupChanged, GroupEnded, GroupStarted, RoomFreed
 from schemas.vocabulary import AttemptOutcome, GroupChangeCause
-from shared.testing.postgres import DatabaseServer, temporary_state_directory
-from tests.integration.elastic_bed import ZygoteBed, is_alive
-from tests.integration.execution_bed import NAMES, ExecutionBed
+from shared.testing.postgres import DatabaseServer
+from tests.integration.elastic_bed import is_alive
+from tests.integration.execution_bed import NAMES, ExecutionBed, running_bed
 from tests.integration.test_execution_live import assert_each_step_once, start_digits, steps
 
 SETTINGS = {"member_generations_max": "3", "mark_seconds": "0.05", "gather_seconds": "10"}
@@ -17,21 +17,8 @@ SETTINGS = {"member_generations_max": "3", "mark_seconds": "0.05", "gather_secon
 
 @pytest.fixture
 def bed(postgres: DatabaseServer) -> Iterator[ExecutionBed]:
-    with (
-        temporary_state_directory() as base,
-        temporary_state_directory() as state,
-        postgres.database() as database,
-    ):
-        zygote = ZygoteBed(base)
-        zygote.start()
-        bed = ExecutionBed(database, state, zygote.socket_path, settings=SETTINGS)
-        try:
-            bed.start()
-            yield bed
-            bed.stop()
-        finally:
-            bed.clean_up()
-            zygote.stop()
+    with running_bed(postgres, SETTINGS) as bed:
+        yield bed
 
 
 async def test_worn_members_go_first_and_newcomers_take_their_places(bed: ExecutionBed) -> None:
