@@ -8,11 +8,17 @@ that it does not know raises ``ProtocolError``.
 A trainer's life: ``Admit`` (before any user code) -> ``Admitted`` -> ``Hello`` -> ``Welcome`` -> ``Form`` ->
 ``Formed`` -> ``Started`` -> ``Mark`` ... -> ``Finished``, or a leaver's ``Left``. The connection may break and come
 back at any time: a trainer then says ``Hello`` again with what it holds, and goes on training meanwhile.
+
+Each connection begins with a ``Knock``, and goes on once a ``Proof`` has answered it: another program may listen on
+that port while execution is away, and must neither be obeyed nor be told the job's token.
 """
 
+import hmac
 import json
 import math
-from dataclasses import MISSING, asdict, dataclass, fields
+import secrets
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from hashlib import sha256
 from typing import Any, ClassVar, Final, TypeAlias
 
 PROTOCOL_VERSION: Final = 1
@@ -38,6 +44,15 @@ class ProtocolError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Knock:
+    """First line of every connection: is that execution? Says no more than a name before it is known."""
+
+    KIND: ClassVar[str] = "knock"
+    member: str
+    challenge: str = field(default_factory=lambda: secrets.token_hex(16))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Admit:
     """May this process run user code? Sent on a connection of its own, repeated until answered."""
 
@@ -50,7 +65,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """First line of every connection: who speaks and what it holds.
+    """First word of every lasting connection: who speaks and what it holds.
 
     ``generation`` is the one it steps in (0: none yet), ``formed`` one that is formed but not yet used (0: none),
     ``step`` the number of steps applied, ``waiting`` that its group is cut and it holds its state.
@@ -189,6 +204,23 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """Answer to a ``Knock``: who listens knows the token of the member's job."""
+
+    KIND: ClassVar[str] = "proof"
+    proof: str
+
+    @classmethod
+    def of(cls, knock: Knock, *, token: str) -> "Proof":
+        text = f"membership\n{knock.member}\n{knock.challenge}"
+        return cls(proof=hmac.new(token.encode(), text.encode("utf-8", "replace"), sha256).hexdigest())
+
+    def is_of(self, knock: Knock, *, token: str) -> bool:
+        """Whether this answers that very knock. Compared in constant time."""
+        return hmac.compare_digest(self.of(knock, token=token).proof.encode(), self.proof.encode("utf-8", "replace"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
     """The member and its nonce stand in a commit of the holder: run."""
 
@@ -257,7 +289,8 @@ class Stop:
 
 
 Message: TypeAlias = (
-    Admit
+    Knock
+    | Admit
     | Hello
     | Mark
     | Formed
@@ -269,6 +302,7 @@ Message: TypeAlias = (
     | CheckpointWritten
     | CheckpointFailed
     | Finished
+    | Proof
     | Admitted
     | Refused
     | Welcome
@@ -305,21 +339,21 @@ def decode(line: bytes) -> Message:
         raise ProtocolError("not a message of this protocol")
     cls = _KINDS[kind]
     arguments: dict[str, Any] = {}
-    for field in fields(cls):
-        name = field.type if isinstance(field.type, str) else field.type.__name__
+    for each in fields(cls):
+        name = each.type if isinstance(each.type, str) else each.type.__name__
         expected: Any = _JSON_TYPES[name]
-        if field.name not in value and field.default is not MISSING:
+        if each.name not in value and each.default is not MISSING:
             continue
-        got = value.get(field.name)
+        got = value.get(each.name)
         if not isinstance(got, expected) or (isinstance(got, bool) and name != "bool"):
-            raise ProtocolError(f"{kind}.{field.name} must be {name}")
-        if field.name in _GENERATIONS and got > GENERATION_MAX:
-            raise ProtocolError(f"{kind}.{field.name} must be at most {GENERATION_MAX}")
+            raise ProtocolError(f"{kind}.{each.name} must be {name}")
+        if each.name in _GENERATIONS and got > GENERATION_MAX:
+            raise ProtocolError(f"{kind}.{each.name} must be at most {GENERATION_MAX}")
         if isinstance(got, list):
-            if not all(isinstance(each, str) for each in got):
-                raise ProtocolError(f"{kind}.{field.name} must be a list of strings")
-            got = tuple(unicode_of(each) for each in got)
-        arguments[field.name] = unicode_of(got) if isinstance(got, str) else got
+            if not all(isinstance(text, str) for text in got):
+                raise ProtocolError(f"{kind}.{each.name} must be a list of strings")
+            got = tuple(unicode_of(text) for text in got)
+        arguments[each.name] = unicode_of(got) if isinstance(got, str) else got
     return cls(**arguments)
 
 

@@ -142,7 +142,9 @@ class Coordinator:
         with connection, suppress(OSError), connection.makefile("rb") as lines:
             for line in lines:
                 word = protocol.decode(line)
-                if isinstance(word, protocol.Admit):
+                if isinstance(word, protocol.Knock):
+                    connection.sendall(protocol.encode(protocol.Proof.of(word, token=TOKEN)))
+                elif isinstance(word, protocol.Admit):
                     connection.sendall(protocol.encode(protocol.Admitted()))
                 elif isinstance(word, protocol.Hello):
                     peer = self.peers.setdefault(word.member, Peer(word.member))

@@ -17,6 +17,7 @@ from services.execution.membership.rendezvous import RendezvousStore
 from tests.integration.elastic_bed import wait_until
 from tidewright import protocol
 from tidewright.elastic import calls as calls_module
+from tidewright.elastic import control as control_module
 from tidewright.elastic.agreement import Flags
 from tidewright.elastic.backend import paddle, prepare_backend
 from tidewright.elastic.control import Control, Speaker
@@ -30,12 +31,13 @@ from tidewright.elastic.standing import Identity, Standing
 
 
 class Line:
-    """The other end of a trainer's connection."""
+    """The other end of a trainer's connection; a stranger's if it knows another ``token``."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, *, token: str = "t") -> None:
         self.connection, _ = listener.accept()
         self.connection.settimeout(5)
         self.lines = self.connection.makefile("rb")
+        self.say(protocol.Proof.of(self.hear(protocol.Knock), token=token))
 
     def hear(self, kind: type[protocol.Message]) -> Any:
         while True:
@@ -72,11 +74,11 @@ def listener() -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def accept(listener: socket.socket) -> Iterator[Callable[[], Line]]:
+def accept(listener: socket.socket) -> Iterator[Callable[..., Line]]:
     lines: list[Line] = []
 
-    def accept() -> Line:
-        lines.append(Line(listener))
+    def accept(**options: str) -> Line:
+        lines.append(Line(listener, **options))
         return lines[-1]
 
     yield accept
@@ -87,6 +89,11 @@ def accept(listener: socket.socket) -> Iterator[Callable[[], Line]]:
 @pytest.fixture
 def standing() -> Standing:
     return Standing(Identity(token="t", member="j/worker/0/1", nonce="n", attempt=2, pid=7))
+
+
+@pytest.fixture
+def quick_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_module, "PROOF_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -126,6 +133,34 @@ def test_hello_tells_what_is_held_and_marks_follow(
     assert time.monotonic() - began < 2
 
 
+def test_a_stranger_on_the_port_is_neither_obeyed_nor_told_anything(
+    accept: Callable[..., Line], control: tuple[Control, list[protocol.Message]]
+) -> None:
+    orders = (WELCOME, protocol.Stop(grace_seconds=0, reason="go"), protocol.Refused(reason="go"))
+    for _ in range(2):
+        line = accept(token="a guess")
+        with suppress(OSError):
+            line.say(*orders)
+        with suppress(ConnectionResetError):
+            assert line.lines.read() == b""
+    line = accept()
+    line.hear(protocol.Hello)
+    line.say(WELCOME)
+    wait_until(lambda: control[1] == [WELCOME])
+
+
+def test_who_listens_and_says_nothing_is_let_go(
+    quick_proof: None,
+    listener: socket.socket,
+    accept: Callable[..., Line],
+    control: tuple[Control, list[protocol.Message]],
+) -> None:
+    silent = [listener.accept()[0] for _ in range(2)]
+    accept().hear(protocol.Hello)
+    for connection in silent:
+        connection.close()
+
+
 def test_words_that_count_are_said_after_every_welcome(
     accept: Callable[[], Line], standing: Standing, control: tuple[Control, list[protocol.Message]]
 ) -> None:
@@ -143,6 +178,7 @@ def test_lines_of_a_later_version_are_passed_over(
     accept: Callable[[], Line], control: tuple[Control, list[protocol.Message]]
 ) -> None:
     line = accept()
+    line.hear(protocol.Hello)
     line.say(WELCOME, b'{"t":"of_the_future"}\n', b"nonsense\n", protocol.Abort(generation=4))
     wait_until(lambda: protocol.Abort(generation=4) in control[1])
 
@@ -151,8 +187,10 @@ def test_a_line_without_end_costs_the_connection_only(
     accept: Callable[[], Line], control: tuple[Control, list[protocol.Message]]
 ) -> None:
     line = accept()
+    line.hear(protocol.Hello)
     line.say(WELCOME, b"x" * (protocol.LINE_BYTES_MAX + 70_000))
     again = accept()
+    again.hear(protocol.Hello)
     again.say(protocol.Abort(generation=5))
     wait_until(lambda: protocol.Abort(generation=5) in control[1])
 
@@ -161,6 +199,7 @@ def test_sending_never_waits_for_one_who_does_not_read(
     accept: Callable[[], Line], control: tuple[Control, list[protocol.Message]]
 ) -> None:
     line = accept()
+    line.hear(protocol.Hello)
     line.say(WELCOME)
     wait_until(lambda: WELCOME in control[1])
     began = time.monotonic()

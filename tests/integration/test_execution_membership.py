@@ -71,6 +71,23 @@ async def test_only_the_admitted_process_with_the_token_is_heard(bed: ExecutionB
     assert await talk.hear() is None
 
 
+async def test_it_proves_who_it_is_and_hears_nobody_before(bed: ExecutionBed, job: str) -> None:
+    """Also about a job that it does not know any more, or its trainers would wait for ever."""
+    nonce = await run_sleeper(bed, job)
+    for member in (f"{job}/worker/0/1", "gone/worker/3/1"):
+        talk = await Talk.silent(bed)
+        knock = protocol.Knock(member=member)
+        talk.say(knock)
+        proof = await talk.hear()
+        assert isinstance(proof, protocol.Proof)
+        assert proof.is_of(knock, token=trainer_token(TEST_KEY, member.partition("/")[0]))
+        assert not proof.is_of(protocol.Knock(member=member), token=trainer_token(TEST_KEY, job))
+    for first in (hello(job, nonce=nonce), protocol.Admit(token="", member=f"{job}/worker/0/1", nonce=nonce, pid=1)):
+        talk = await Talk.silent(bed)
+        talk.say(first)
+        assert await talk.hear() is None
+
+
 async def test_admission_is_asked_again_and_refused_to_a_stranger(bed: ExecutionBed, job: str) -> None:
     nonce = await run_sleeper(bed, job)
     for claimed, expected in ((nonce, protocol.Admitted), ("another", protocol.Refused)):
@@ -94,9 +111,9 @@ BAD_LINES = (
 async def test_bad_lines_end_their_connection_and_nothing_else(bed: ExecutionBed, job: str) -> None:
     nonce = await run_sleeper(bed, job)
     for line in BAD_LINES:
-        talk = await Talk.open(bed)
-        talk.writer.write(line)
-        assert await talk.hear() is None, line[:40]
+        for talk in (await Talk.silent(bed), await Talk.open(bed)):
+            talk.writer.write(line)
+            assert await talk.hear() is None, line[:40]
         good = await Talk.open(bed)
         good.say(hello(job, nonce=nonce))
         assert isinstance(await good.hear(), protocol.Welcome)

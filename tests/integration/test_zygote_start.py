@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -170,11 +172,14 @@ def test_a_repeated_request_starts_once(bed: ZygoteBed) -> None:
 
 
 class Door:
-    """A membership endpoint that answers admissions as it is told to."""
+    """A membership endpoint that answers admissions as it is told to; a stranger's if it has another ``token``."""
 
-    def __init__(self, answers: list[protocol.Message | None]) -> None:
+    def __init__(self, answers: list[protocol.Message | None], *, token: str = "t") -> None:
         self.answers = answers
+        self.token = token
         self.asked: list[protocol.Message] = []
+        self.refused = 0
+        """times that the proof was not believed"""
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
@@ -183,10 +188,22 @@ class Door:
         for answer in self.answers:
             connection, _ = self.listener.accept()
             with connection, connection.makefile("rb") as lines:
-                self.asked.append(protocol.decode(lines.readline()))
-                if answer is not None:
-                    connection.sendall(protocol.encode(answer))
+                connection.sendall(prove(lines, token=self.token))
+                question = lines.readline()
+                if question:
+                    self.asked.append(protocol.decode(question))
+                else:
+                    self.refused += 1
+                with suppress(OSError):
+                    connection.sendall(protocol.encode(answer) if answer is not None else b"")
         self.listener.close()
+
+
+def prove(lines: BinaryIO, *, token: str) -> bytes:
+    """The answer to a knock."""
+    knock = protocol.decode(lines.readline())
+    assert isinstance(knock, protocol.Knock)
+    return protocol.encode(protocol.Proof.of(knock, token=token))
 
 
 def environment(door: Door, token: str = "t") -> dict[str, str]:
@@ -215,6 +232,19 @@ def test_who_is_refused_runs_nothing(bed: ZygoteBed, kind: str) -> None:
     assert member.log == "not admitted: the row is leaving\n"
 
 
+@pytest.mark.parametrize("answer", [protocol.Admitted(), protocol.Refused(reason="go away")])
+def test_a_stranger_on_the_port_is_neither_obeyed_nor_told_the_token(
+    bed: ZygoteBed, answer: protocol.Message
+) -> None:
+    door = Door([answer] * 3 + [protocol.Admitted()], token="a guess")
+    member = bed.script(f"strangers-{answer.KIND}", "print('ran')", environment=environment(door))
+    wait_until(lambda: door.refused >= 3)
+    assert (member.log, door.asked) == ("", [])
+    door.token = "t"
+    assert member.exit()["code"] == 0
+    assert member.log == "ran\n"
+
+
 def test_admission_waits_for_execution_to_come_up(bed: ZygoteBed) -> None:
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
@@ -224,7 +254,9 @@ def test_admission_waits_for_execution_to_come_up(bed: ZygoteBed) -> None:
     with socket.create_server(("127.0.0.1", port)) as listener:
         connection, _ = listener.accept()
         with connection:
-            connection.makefile("rb").readline()
+            lines = connection.makefile("rb")
+            connection.sendall(prove(lines, token=""))
+            lines.readline()
             connection.sendall(protocol.encode(protocol.Admitted()))
             assert member.exit()["code"] == 0
     assert member.log == "ran\n"

@@ -24,6 +24,16 @@ class Talk:
 
     @classmethod
     async def open(cls, bed: ExecutionBed) -> "Talk":
+        """As far as a trainer comes before it says who it is. Raises OSError while nobody answers."""
+        talk = await cls.silent(bed)
+        talk.say(protocol.Knock(member="j1/worker/0/1"))
+        if not isinstance(await talk.hear(), protocol.Proof):
+            raise ConnectionAbortedError("the knock was not answered")
+        return talk
+
+    @classmethod
+    async def silent(cls, bed: ExecutionBed) -> "Talk":
+        """A connection on which nothing was said yet."""
         port = int((bed.state / "membership.port").read_text())
         talk = cls(*await asyncio.open_connection("127.0.0.1", port))
         cls.opened.append(talk)

@@ -53,12 +53,15 @@ def wait_for_admission(environment: Mapping[str, str], pid: int) -> None:
 
 
 def _ask(address: tuple[str, int], question: protocol.Admit) -> protocol.Message | None:
-    """One question on a connection of its own; None if there was no answer."""
+    """One question on a connection of its own; None if there was no answer, or none of execution's."""
     try:
-        with socket.create_connection(address, ANSWER_SECONDS) as connection:
+        with socket.create_connection(address, ANSWER_SECONDS) as connection, connection.makefile("rb") as lines:
+            knock = protocol.Knock(member=question.member)
+            connection.sendall(protocol.encode(knock))
+            proof = protocol.decode(lines.readline(protocol.LINE_BYTES_MAX))
+            if not isinstance(proof, protocol.Proof) or not proof.is_of(knock, token=question.token):
+                return None
             connection.sendall(protocol.encode(question))
-            with connection.makefile("rb") as lines:
-                line = lines.readline(protocol.LINE_BYTES_MAX)
-        return protocol.decode(line) if line.endswith(b"\n") else None
+            return protocol.decode(lines.readline(protocol.LINE_BYTES_MAX))
     except (OSError, protocol.ProtocolError):
         return None

@@ -17,6 +17,9 @@ from tidewright import protocol
 CONNECT_SECONDS: Final = 5.0
 BACK_OFF_SECONDS_FIRST: Final = 0.02
 RECONNECT_SECONDS_MAX: Final = 0.25
+PROOF_SECONDS: Final = 10.0
+"""Who listens and says nothing for so long is let go."""
+PROOF_LOOK_SECONDS: Final = 0.5
 MARK_SECONDS: Final = 0.5
 UNSENT_BYTES_MAX: Final = 1 << 20
 UNACKNOWLEDGED_MILLISECONDS_MAX: Final = 15_000
@@ -26,8 +29,8 @@ UNACKNOWLEDGED_MILLISECONDS_MAX: Final = 15_000
 class Speaker:
     """Where the connection gets what it says, each made when it is sent.
 
-    ``hello`` opens every connection; ``standing`` follows it: words that must not be lost with a connection;
-    ``mark`` is the regular report.
+    ``hello`` opens every connection, once the other side has proven to know its token; ``standing`` follows it: words
+    that must not be lost with a connection; ``mark`` is the regular report.
     """
 
     hello: Callable[[], protocol.Hello]
@@ -110,10 +113,12 @@ class Control:
 
     def _talk(self, connection: socket.socket) -> bool:
         """One connection until it is cut; True if it was answered."""
+        talk = _Talk(connection)
+        if not self._is_execution(talk):
+            return False
         with self._lock:
             self._words.clear()
             self._connected = True
-        talk = _Talk(connection, self._speaker)
         talk.say(self._speaker.hello())
         next_mark = time.monotonic() + self._mark_seconds
         poll = select.poll()
@@ -140,6 +145,26 @@ class Control:
                 self._hear(talk, message)
         return talk.welcomed
 
+    def _is_execution(self, talk: "_Talk") -> bool:
+        """Whether the one who listens proves it in time: a stranger is neither obeyed nor told anything."""
+        hello = self._speaker.hello()
+        knock = protocol.Knock(member=hello.member)
+        talk.say(knock)
+        talk.write()
+        give_up = time.monotonic() + PROOF_SECONDS
+        poll = select.poll()
+        poll.register(talk.connection, select.POLLIN)
+        while talk.is_open and not self._closing and time.monotonic() < give_up:
+            poll.poll(PROOF_LOOK_SECONDS * 1000)
+            match talk.read():
+                case []:
+                    continue
+                case [protocol.Proof() as proof]:
+                    return proof.is_of(knock, token=hello.token)
+                case _:
+                    return False
+        return False
+
     def _hear(self, talk: "_Talk", message: protocol.Message) -> None:
         if isinstance(message, protocol.Welcome):
             self._mark_seconds = min(10.0, max(0.01, message.mark_seconds))
@@ -154,9 +179,8 @@ class Control:
 class _Talk:
     """Lines over one connection that does not block."""
 
-    def __init__(self, connection: socket.socket, speaker: Speaker) -> None:
-        self._connection = connection
-        self._speaker = speaker
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
         self._received = bytearray()
         self.unsent = bytearray()
         self.is_open = True
@@ -170,7 +194,7 @@ class _Talk:
     def write(self) -> None:
         try:
             while self.unsent:
-                del self.unsent[: self._connection.send(self.unsent)]
+                del self.unsent[: self.connection.send(self.unsent)]
         except BlockingIOError:
             return
         except OSError:
@@ -179,7 +203,7 @@ class _Talk:
     def read(self) -> list[protocol.Message]:
         messages: list[protocol.Message] = []
         try:
-            while chunk := self._connection.recv(65_536):
+            while chunk := self.connection.recv(65_536):
                 self._received += chunk
             self.is_open = False
         except BlockingIOError:

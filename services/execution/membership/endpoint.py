@@ -20,7 +20,7 @@ from services.execution.settings import ExecutionSettings
 from shared.clock import Clock, pause
 from shared.errors import TideError
 from shared.runtime.service import Directory
-from shared.signing import sample_token
+from shared.signing import sample_token, trainer_token
 from shared.telemetry.logs import get_logger
 from tidewright import protocol
 
@@ -231,6 +231,10 @@ class MembershipEndpoint:
         try:
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             async with asyncio.timeout(_FIRST_LINE_SECONDS):
+                knock = protocol.decode(await reader.readuntil(b"\n"))
+                if not isinstance(knock, protocol.Knock):
+                    raise protocol.ProtocolError(f"a connection does not begin with {knock.KIND}")
+                writer.write(protocol.encode(self._proof_for(knock)))
                 first = protocol.decode(await reader.readuntil(b"\n"))
             match first:
                 case protocol.Admit():
@@ -238,7 +242,7 @@ class MembershipEndpoint:
                 case protocol.Hello():
                     await self._converse(first, reader, writer)
                 case _:
-                    raise protocol.ProtocolError(f"a connection does not begin with {first.KIND}")
+                    raise protocol.ProtocolError(f"{first.KIND} is no question")
         except protocol.ProtocolError as exc:
             self._log.warning("bad_line", reason=str(exc))
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
@@ -246,6 +250,11 @@ class MembershipEndpoint:
         finally:
             self._writers.discard(writer)
             writer.close()
+
+    def _proof_for(self, knock: protocol.Knock) -> protocol.Proof:
+        """Given to whoever asks, also about a job that is not known any more: its trainers are to hear that."""
+        job_id, _, _ = knock.member.partition("/")
+        return protocol.Proof.of(knock, token=trainer_token(self._signing_key, job_id))
 
     async def _admit(self, message: protocol.Admit, writer: asyncio.StreamWriter) -> None:
         """Hold the question until the commit that answers it.
