@@ -1,6 +1,10 @@
 """Decides when a process that ended is started again."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
+
+_STREAK_OF_READY_MAX: Final = 4
+"""What has become ready each time works, and was ended by others: it is not to stay away for long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,15 +16,10 @@ class Restarts:
     steady_seconds: float
     streak: int = 0
 
-    def after(self, *, ran_seconds: float) -> "Restarts":
-        """The next state: a run of ``steady_seconds`` forgets what was before."""
+    def after(self, *, ran_seconds: float, was_ready: bool) -> "Restarts":
+        """The next state: a run of ``steady_seconds`` forgets what was before; one that was ready forgets most."""
         streak = 1 if ran_seconds >= self.steady_seconds else self.streak + 1
-        return Restarts(
-            seconds_min=self.seconds_min,
-            seconds_max=self.seconds_max,
-            steady_seconds=self.steady_seconds,
-            streak=streak,
-        )
+        return replace(self, streak=min(streak, _STREAK_OF_READY_MAX) if was_ready else streak)
 
     @property
     def wait_seconds(self) -> float:

@@ -279,7 +279,7 @@ class Supervisor:
         now = time.monotonic()
         if kept.process is not None and not kept.process.is_alive():
             self._let_go(kept)
-            kept.restarts = kept.restarts.after(ran_seconds=now - kept.began)
+            kept.restarts = kept.restarts.after(ran_seconds=now - kept.began, was_ready=kept.down_since is None)
             how = kept.part.how_it_ended(kept.process)
             kept.process = None
             kept.down_since = kept.down_since or now
@@ -295,7 +295,7 @@ class Supervisor:
         try:
             self._start(name, kept)
         except (SettingsError, Unavailable, OSError) as exc:
-            kept.restarts = kept.restarts.after(ran_seconds=0.0)
+            kept.restarts = kept.restarts.after(ran_seconds=0.0, was_ready=False)
             kept.due = time.monotonic() + kept.restarts.wait_seconds
             self.say(f"{kept.part.name}: {exc}; once more in {kept.restarts.wait_seconds:.1f} s")
 

@@ -2,8 +2,11 @@
 
 import asyncio
 import os
+import tracemalloc
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
@@ -60,7 +63,56 @@ def test_tail_begins_at_the_right_line(tmp_path: Path, content: bytes, lines: in
     path = tmp_path / "log"
     path.write_bytes(content)
     whole = content.splitlines(keepends=True)
-    assert content[tail_offset(path, lines) :] == b"".join(whole[len(whole) - min(lines, len(whole)) :])
+    assert content[tail_offset(path, lines, line_bytes_max=1 << 20) :] == b"".join(
+        whole[len(whole) - min(lines, len(whole)) :]
+    )
+
+
+@given(st.lists(st.integers(0, 9), max_size=6), st.booleans(), st.integers(1, 4), st.integers(1, 12))
+def test_a_tail_counts_a_long_line_as_it_is_told(
+    lengths: list[int], is_ended: bool, line_bytes_max: int, lines: int
+) -> None:
+    told: list[bytes] = []
+    for length in lengths:
+        line = b"x" * length + b"\n"
+        cuts = [*range(0, max(length, 1), line_bytes_max), len(line)]
+        told += [line[begin:end] for begin, end in pairwise(cuts)]
+    content = b"".join(told)
+    if not is_ended and content.endswith(b"x\n"):
+        content, told[-1] = content[:-1], told[-1][:-1]
+    with NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        begin = tail_offset(Path(file.name), lines, line_bytes_max=line_bytes_max)
+    assert content[begin:] == b"".join(told[-lines:])
+
+
+async def test_a_tail_of_a_huge_line_is_bounded(tmp_path: Path) -> None:
+    """Of a log of a gigabyte without any line end (here: a hole) the last lines are told, and little is held."""
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    settings = ExecutionSettings.load()
+    request = LogRequest(follow=True, tail=2, offsets={}, member=None, as_text=True)
+    tracemalloc.start()
+    try:
+        sent = [
+            len(piece) async for piece in stream_logs(request, look=over, file_of=lambda _: path, settings=settings)
+        ]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sent == [settings.log_line_bytes_max + 1] * 2
+    assert peak < 16 * settings.log_line_bytes_max
+
+
+MEMBER = Member(
+    job_id=JobId("j"), role="worker", index=0, incarnation=1, ordinal=1, attempt=1, nonce="n", node=NodeName("n")
+)
+
+
+async def over() -> JobLogs:
+    return JobLogs(members=(MEMBER,), is_over=True)
 
 
 @pytest.mark.parametrize(
@@ -72,17 +124,10 @@ async def test_what_a_worker_puts_in_the_place_of_its_log_is_no_log(
     """A thread that opened a pipe would wait in it for ever, and there are few of them."""
     path = tmp_path / "log"
     make(path)
-    member = Member(
-        job_id=JobId("j"), role="worker", index=0, incarnation=1, ordinal=1, attempt=1, nonce="n", node=NodeName("n")
-    )
-
-    async def look() -> JobLogs:
-        return JobLogs(members=(member,), is_over=True)
-
     for tail in (None, 5):
         request = LogRequest(follow=True, tail=tail, offsets={}, member=None, as_text=True)
         async with asyncio.timeout(5):
-            sent = stream_logs(request, look=look, file_of=lambda _: path, settings=ExecutionSettings.load())
+            sent = stream_logs(request, look=over, file_of=lambda _: path, settings=ExecutionSettings.load())
             assert [piece async for piece in sent] == []
 
 

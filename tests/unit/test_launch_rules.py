@@ -21,9 +21,17 @@ def test_back_off_doubles_up_to_its_limit():
     waits, state = [], restarts()
     assert state.wait_seconds == 0
     for _ in range(10):
-        state = state.after(ran_seconds=0.0)
+        state = state.after(ran_seconds=0.0, was_ready=False)
         waits.append(state.wait_seconds)
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15.0, 15.0]
+
+
+def test_what_becomes_ready_again_and_again_never_stays_away_for_long():
+    """Fifty kills in quick succession: it was ready before each, so there is nothing wrong with it."""
+    state = restarts()
+    for _ in range(50):
+        state = state.after(ran_seconds=2.0, was_ready=True)
+        assert state.wait_seconds <= 0.8
 
 
 @given(st.lists(st.floats(0, 100), max_size=200))
@@ -31,7 +39,7 @@ def test_a_steady_run_forgets_what_was_before(runs):
     state = restarts()
     for ran in runs:
         before = state.wait_seconds
-        state = state.after(ran_seconds=ran)
+        state = state.after(ran_seconds=ran, was_ready=False)
         assert 0.1 <= state.wait_seconds <= 15.0
         if ran >= 30:
             assert state.wait_seconds == 0.1

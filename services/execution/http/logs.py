@@ -56,7 +56,9 @@ async def stream_logs(
         for member in chosen:
             if request.tail is not None and member.ordinal not in tailed | request.offsets.keys():
                 tailed.add(member.ordinal)
-                start = await asyncio.to_thread(tail_offset, file_of(member.name), request.tail)
+                start = await asyncio.to_thread(
+                    tail_offset, file_of(member.name), request.tail, line_bytes_max=settings.log_line_bytes_max
+                )
                 offsets.setdefault(member.ordinal, start)
             async for piece in _read_member(member, offsets, request, file_of(member.name), settings):
                 sent = True
@@ -106,8 +108,11 @@ def split_lines(chunk: bytes, *, is_complete: bool, line_bytes_max: int) -> tupl
     return lines, start
 
 
-def tail_offset(path: Path, lines: int) -> int:
-    """Where the last ``lines`` lines begin. Reads backwards, no more than needed."""
+def tail_offset(path: Path, lines: int, *, line_bytes_max: int) -> int:
+    """Where the last ``lines`` lines begin. Reads backwards, no more than needed.
+
+    A longer line counts as so many lines as it is told in: what follows is bounded whatever was written.
+    """
     descriptor = _open(path)
     if descriptor is None:
         return 0
@@ -115,21 +120,33 @@ def tail_offset(path: Path, lines: int) -> int:
         size = position = os.fstat(descriptor).st_size
         if lines <= 0:
             return size
-        found = 0
+        left, line_end = lines, size
         while position > 0:
             length = min(_TAIL_CHUNK_BYTES, position)
             position -= length
             chunk = os.pread(descriptor, length, position)
             place = len(chunk)
             while (place := chunk.rfind(b"\n", 0, place)) >= 0:
-                if position + place + 1 == size:
-                    continue  # the end of the last line begins no further one
-                found += 1
-                if found == lines:
-                    return position + place + 1
-        return 0
+                begin = position + place + 1
+                if begin == size:
+                    line_end = position + place  # the end of the last line begins no further one
+                    continue
+                pieces = _pieces(line_end - begin, line_bytes_max)
+                if pieces >= left:
+                    return begin + (pieces - left) * line_bytes_max
+                left, line_end = left - pieces, position + place
+            if (
+                position > 0 and line_end - position >= left * line_bytes_max
+            ):  # one line, longer than all that is asked
+                return line_end - left * line_bytes_max
+        return max(0, _pieces(line_end, line_bytes_max) - left) * line_bytes_max
     finally:
         os.close(descriptor)
+
+
+def _pieces(length: int, line_bytes_max: int) -> int:
+    """How many lines a line of this length is told in; an empty one is one too."""
+    return max(1, -(-length // line_bytes_max))
 
 
 def _piece(member: Member, line: bytes, offsets: dict[int, int], *, as_text: bool) -> bytes:
