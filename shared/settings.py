@@ -85,6 +85,18 @@ class InstallationSettings(SectionSettings):
     """State folder. Environment: ``TIDE_STATE``."""
     database_url: SecretStr | None = None
     """``postgresql://user:password@host:port/name``; None: the embedded server in the state folder."""
+    kafka_servers: str | None = None
+    """``host:port,host:port``: events are carried by Kafka; None: by Postgres alone."""
+    kafka_prefix: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{0,100}$")] = ""
+    """Before the name of every topic, for several installations on one broker."""
+    kafka_security: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
+    kafka_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"
+    kafka_username: str | None = None
+    kafka_password_file: Path | None = None
+    kafka_ca_file: Path | None = None
+    """Certificates that the brokers' are checked with; None: those of this machine."""
+    kafka_replicas: Annotated[int, Field(ge=1, le=32)] = 1
+    """Copies of each partition of the topics that are made."""
     signing_key_file: Path | None = None
     """None: ``signing.key`` in the state folder, made when it is missing."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

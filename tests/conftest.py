@@ -10,6 +10,7 @@ from hypothesis import settings
 
 from shared.telemetry.logs import configure_logging
 from shared.testing.clock import FakeClock
+from shared.testing.kafka import EmbeddedKafka, running_kafka
 from shared.testing.postgres import DatabaseServer, FreshDatabase, database_server, temporary_state_directory
 
 if not os.environ.get("CI"):  # where it is set, the library's own profile for it does this and more
@@ -41,6 +42,13 @@ def database(postgres: DatabaseServer) -> Iterator[FreshDatabase]:
     """A fresh, migrated database for one test."""
     with postgres.database() as database:
         yield database
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[EmbeddedKafka]:
+    """One broker for the whole session (a process of xdist has its own). Tests take a prefix of their own."""
+    with running_kafka() as broker:
+        yield broker
 
 
 @pytest.fixture
