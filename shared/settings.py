@@ -140,6 +140,8 @@ class ServiceSettings(SectionSettings):
     pool_connections_max: Annotated[int, Field(ge=2, le=200)] = 8
     pool_wait_seconds: Positive = 5.0
     connect_seconds: Positive = 5.0
+    send_seconds: Positive = 10.0
+    """Kafka has to acknowledge what the relay sends within so long; then it is sent again."""
     statement_seconds: Positive = 30.0
     lock_seconds: Positive = 5.0
     idle_in_transaction_seconds: Positive = 15.0

@@ -95,10 +95,15 @@ class Headers:
             values = json.loads(data)
             tenant, source, trace = values["tenant"], values["source"], values.get("traceparent")
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise Poison("the headers cannot be read") from exc
+            raise Poison(_problem_of(data) or "the headers cannot be read") from exc
         if not (isinstance(tenant, str) and isinstance(source, str) and isinstance(trace, str | None)):
             raise Poison("the headers cannot be read")
         return cls(tenant=tenant, source=source, traceparent=trace)
+
+    @staticmethod
+    def unreadable(problem: str) -> bytes:
+        """Headers of what is no record of ours: ``parse`` raises with this problem."""
+        return json.dumps({"problem": problem}).encode()
 
 
 def to_event(record: Record) -> Event[EventData]:
@@ -125,6 +130,14 @@ def to_event(record: Record) -> Event[EventData]:
         data=data,
         traceparent=headers.traceparent,
     )
+
+
+def _problem_of(headers: bytes) -> str | None:
+    try:
+        problem = json.loads(headers)["problem"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return problem if isinstance(problem, str) else None
 
 
 def positions_after(

@@ -101,6 +101,16 @@ _TAKE: Final = text(
     """
 ).bindparams(bindparam("xids", type_=ARRAY(XID8())), bindparam("ids", type_=ARRAY(BigInteger())))
 
+_AGAIN: Final = text(
+    """
+    insert into log.outbox (time, topic, key, type, headers, payload)
+    select q.time, q.topic, q.key, q.type, q.headers, q.payload
+      from log.quarantine q join unnest(:xids, :ids) as r(xid, id) on q.xid = r.xid and q.id = r.id
+     where q.reader = :reader
+     order by q.xid, q.id
+    """
+).bindparams(bindparam("xids", type_=ARRAY(XID8())), bindparam("ids", type_=ARRAY(BigInteger())))
+
 
 async def load_parked(tx: Transaction, reader: str) -> frozenset[str]:
     """Keys whose later records follow into quarantine."""
@@ -184,4 +194,18 @@ async def take_out(tx: Transaction, reader: str, records: Sequence[Record]) -> N
         "xids": [record.sequence.xid for record in records],
         "ids": [record.sequence.id for record in records],
     }
+    await tx.execute(_TAKE, parameters)
+
+
+async def publish_again(tx: Transaction, reader: str, records: Sequence[Record]) -> None:
+    """For the relay: they leave quarantine and stand at the end of the log, in their order, with new sequences.
+
+    Sent with their old ones, readers would drop them as repeats.
+    """
+    parameters = {
+        "reader": reader,
+        "xids": [record.sequence.xid for record in records],
+        "ids": [record.sequence.id for record in records],
+    }
+    await tx.execute(_AGAIN, parameters)
     await tx.execute(_TAKE, parameters)

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from schemas.vocabulary import ServiceName
+from shared.bus.brokers import Brokers
 from shared.bus.postgres import PostgresLog
 from shared.bus.wakeups import Wakeups
 from shared.clock import Clock
@@ -17,6 +18,9 @@ from shared.db.engine import service_engine
 from shared.db.errors import connecting, translated
 from shared.db.transaction import begin
 from shared.outbox.outbox import Outbox
+from shared.outbox.relay import READER as RELAY
+from shared.outbox.relay import Relay
+from shared.outbox.sender import Sender
 from shared.runtime.directory import PostgresDirectory
 from shared.runtime.lease import LeaseTiming, PostgresLease
 from shared.runtime.service import ServiceContext, Transaction
@@ -34,6 +38,8 @@ class Equipment:
     log: PostgresLog
     lease: PostgresLease
     wakeups: Wakeups
+    relay: Relay | None
+    """One candidate for the installation's relay, where events are carried by Kafka."""
 
     async def close(self) -> None:
         await self.engine.dispose()
@@ -48,24 +54,29 @@ def equip(
     clock: Clock,
     wakeups: Wakeups,
     settings: ServiceSettings,
+    brokers: Brokers | None = None,
 ) -> Equipment:
     """Nothing is connected yet. Raises SettingsError for a URL that is none."""
     engine = service_engine(database_url, service, settings)
     instruments = Instruments(service.value)
     outbox = Outbox(service, clock, instruments)
-    lease = PostgresLease(
-        engine,
-        service,
-        outbox=outbox,
-        wakeups=wakeups,
-        instruments=instruments,
-        clock=clock,
-        timing=LeaseTiming(
-            lease_seconds=settings.lease_seconds,
-            renew_seconds=settings.lease_renew_seconds,
-            retry_seconds=settings.lease_retry_seconds,
-        ),
-    )
+
+    def lease_named(name: str, instruments: Instruments) -> PostgresLease:
+        return PostgresLease(
+            engine,
+            name,
+            outbox=outbox,
+            wakeups=wakeups,
+            instruments=instruments,
+            clock=clock,
+            timing=LeaseTiming(
+                lease_seconds=settings.lease_seconds,
+                renew_seconds=settings.lease_renew_seconds,
+                retry_seconds=settings.lease_retry_seconds,
+            ),
+        )
+
+    lease = lease_named(service.value, instruments)
     context = ServiceContext(
         name=service,
         clock=clock,
@@ -79,7 +90,24 @@ def equip(
         wait_for_events=_Waiter(wakeups).wait,
     )
     log = PostgresLog(engine, wakeups)
-    return Equipment(context=context, settings=settings, engine=engine, log=log, lease=lease, wakeups=wakeups)
+    relay = None
+    if brokers is not None:
+        relay = Relay(
+            log=log,
+            sender=Sender(brokers, seconds=settings.send_seconds),
+            lease=lease_named(RELAY, Instruments(RELAY)),
+            clock=clock,
+            instruments=instruments,
+        )
+    return Equipment(
+        context=context,
+        settings=settings,
+        engine=engine,
+        log=log,
+        lease=lease,
+        wakeups=wakeups,
+        relay=relay,
+    )
 
 
 def _door(

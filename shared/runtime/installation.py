@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.bus.brokers import Brokers
 from shared.db.embedded import EmbeddedPostgres
 from shared.db.state import prepare_state_directory
 from shared.settings import InstallationSettings
@@ -16,6 +17,8 @@ class Installation:
     state_directory: Path
     database_url: str
     signing_key: bytes
+    brokers: Brokers | None = None
+    """None: events are carried by Postgres alone."""
 
     @classmethod
     def of(cls, settings: InstallationSettings) -> "Installation":
@@ -26,4 +29,5 @@ class Installation:
             state_directory=state,
             database_url=given.get_secret_value() if given else EmbeddedPostgres(state=state).url,
             signing_key=load_signing_key(settings.key_file),
+            brokers=Brokers.of(settings),
         )

@@ -10,7 +10,6 @@ from typing import Any, Final
 from sqlalchemy import BigInteger, Float, Integer, Text, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from schemas.vocabulary import ServiceName
 from shared.bus.wakeups import Wakeups
 from shared.clock import Clock, pause
 from shared.db.errors import connecting
@@ -93,7 +92,7 @@ class PostgresLease:
     def __init__(
         self,
         engine: AsyncEngine,
-        service: ServiceName,
+        name: str,
         *,
         outbox: Outbox,
         wakeups: Wakeups,
@@ -109,7 +108,7 @@ class PostgresLease:
         self._instruments = instruments
         self._clock = clock
         self._timing = timing
-        self._row: dict[str, Any] = {"service": service.value, "partition": partition, "owner": "", "term": 0}
+        self._row: dict[str, Any] = {"service": name, "partition": partition, "owner": "", "term": 0}
         self._held_until = 0.0
         self._one_at_a_time = asyncio.Lock()
         self._renewals_missed = 0

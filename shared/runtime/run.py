@@ -93,6 +93,7 @@ async def run_service(
         clock=clock,
         wakeups=own,
         settings=settings,
+        brokers=installation.brokers,
     )
     try:
         parts = build(equipment.context)
@@ -133,6 +134,8 @@ async def _work(run: _Run, stopping: asyncio.Event) -> None:
             await _until_migrated(run, stopping)
             tasks = [group.create_task(_standing(loop, stopping)) for loop in run.parts.standing_loops]
             tasks.append(group.create_task(_standing(_retention(run), stopping)))
+            if run.equipment.relay is not None:
+                tasks.append(group.create_task(_standing(run.equipment.relay.run, stopping)))
             tasks.append(group.create_task(_ping(run, stopping)))
             await _active(run, stopping)
             await asyncio.wait(tasks)

@@ -47,6 +47,8 @@ def configure_logging(*, level: str, log_format: str, stream: TextIO | None = No
     logging.getLogger().setLevel(minimum)
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(minimum, logging.WARNING))
+    # It tells of every attempt to connect; what matters of that we say once, in our own words.
+    logging.getLogger("aiokafka").setLevel(logging.DEBUG if minimum == logging.DEBUG else logging.CRITICAL)
 
 
 def get_logger(**fields: Any) -> FilteringBoundLogger:
