@@ -12,7 +12,7 @@ _VARIABLE: Final = re.compile(
     r"\$(?:(?P<escaped>\$)|(?P<plain>[A-Za-z_]\w*)"
     r"|\{(?P<name>[A-Za-z_]\w*)(?:(?P<operator>:?[-?])(?P<word>[^}]*))?\})"
 )
-_TOP: Final = frozenset({"name", "services", "volumes"})
+_TOP: Final = frozenset({"name", "services", "volumes", "networks"})
 _SERVICE: Final[dict[str, tuple[type, ...]]] = {
     "image": (str,),
     "build": (dict,),
@@ -32,6 +32,9 @@ _SERVICE: Final[dict[str, tuple[type, ...]]] = {
     "shm_size": (str,),
     "pid": (str,),
     "network_mode": (str,),
+    "networks": (list,),
+    "deploy": (dict,),
+    "logging": (dict,),
 }
 _HEALTHCHECK: Final = frozenset({"test", "interval", "timeout", "retries", "start_period", "start_interval"})
 _RESTART: Final = ("no", "always", "on-failure", "unless-stopped")
@@ -55,10 +58,11 @@ class Mount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComposeService:
-    """One service as it would be started. Durations in seconds."""
+    """One service as it would be started. ``is_ours``: built from this source. Durations in seconds."""
 
     name: str
     image: str
+    is_ours: bool
     command: tuple[str, ...]
     environment: dict[str, str]
     mounts: tuple[Mount, ...]
@@ -106,11 +110,10 @@ def faults(document: Mapping[str, Any]) -> list[str]:
     """What Compose would refuse, or what could not work, in the part of the format that is used here."""
     wrong = [f"{name}: unknown at the top" for name in document if name not in _TOP]
     services: Any = document.get("services")
-    volumes = document.get("volumes") or {}
     if not isinstance(services, dict) or not services:
         return [*wrong, "services: none"]
     for name, body in services.items():
-        wrong += [f"services.{name}.{fault}" for fault in _service_faults(body, services, volumes)]
+        wrong += [f"services.{name}.{fault}" for fault in _service_faults(body, services, document)]
     return wrong
 
 
@@ -122,7 +125,7 @@ def seconds(text: str) -> float:
     return sum(float(part["number"]) * _SECONDS[part["unit"]] for part in parts)
 
 
-def _service_faults(body: Any, services: Mapping[str, Any], volumes: Mapping[str, Any]) -> list[str]:
+def _service_faults(body: Any, services: Mapping[str, Any], document: Mapping[str, Any]) -> list[str]:
     if not isinstance(body, dict):
         return ["is no mapping"]
     wrong = [f"{key}: unknown" for key in body if key not in _SERVICE]
@@ -143,7 +146,8 @@ def _service_faults(body: Any, services: Mapping[str, Any], volumes: Mapping[str
         if not isinstance(value, str)
     ]
     wrong += _health_faults(body.get("healthcheck"))
-    wrong += _reference_faults(body, services, volumes)
+    wrong += _reference_faults(body, services)
+    wrong += _declared_faults(body, document)
     return wrong
 
 
@@ -163,7 +167,7 @@ def _health_faults(health: Mapping[str, Any] | None) -> list[str]:
     return wrong
 
 
-def _reference_faults(body: Mapping[str, Any], services: Mapping[str, Any], volumes: Mapping[str, Any]) -> list[str]:
+def _reference_faults(body: Mapping[str, Any], services: Mapping[str, Any]) -> list[str]:
     wrong = []
     for name, condition in body.get("depends_on", {}).items():
         if name not in services:
@@ -178,11 +182,20 @@ def _reference_faults(body: Mapping[str, Any], services: Mapping[str, Any], volu
             wrong.append(f"{key}: there is no service {other}")
     if str(body.get("network_mode", "")).startswith("service:") and "ports" in body:
         wrong.append("ports: cannot be published by a container that joins another's network")
-    for text in body.get("volumes", []):
-        source = str(text).partition(":")[0]
-        if not source.startswith((".", "/")) and source not in volumes:
-            wrong.append(f"volumes: {source} is not declared")
+    if "network_mode" in body and "networks" in body:
+        wrong.append("networks: not together with network_mode")
     return wrong
+
+
+def _declared_faults(body: Mapping[str, Any], document: Mapping[str, Any]) -> list[str]:
+    sources = [str(text).partition(":")[0] for text in body.get("volumes", [])]
+    named = [source for source in sources if not source.startswith((".", "/"))]
+    return [
+        f"{kind}: {name} is not declared"
+        for kind, names in (("volumes", named), ("networks", body.get("networks", [])))
+        for name in names
+        if name not in (document.get(kind) or {})
+    ]
 
 
 def _service(name: str, body: Mapping[str, Any], folder: Path) -> ComposeService:
@@ -191,6 +204,7 @@ def _service(name: str, body: Mapping[str, Any], folder: Path) -> ComposeService
     return ComposeService(
         name=name,
         image=str(body.get("image", "")),
+        is_ours="build" in body,
         command=tuple(str(word) for word in body.get("command", ())),
         environment=dict(body.get("environment", {})),
         mounts=tuple(_mount(str(text), folder) for text in body.get("volumes", ())),

@@ -1,7 +1,7 @@
 """Runs ``docker-compose.yml`` without Docker: the same commands and environment, as processes of this machine.
 
-Only what a container would bring is mapped: host names, ports, paths of volumes, and the database's URL. So the
-compose file is what is tested, and the two cannot drift apart.
+Only what a container would bring is mapped: host names, ports, paths of volumes, and the addresses of Postgres and
+Kafka. So the compose file is what is tested, and the two cannot drift apart.
 """
 
 import os
@@ -24,6 +24,8 @@ from services.launch.processes import ProcessId, end_processes
 _RESTART_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 0.05
 _LOOPBACK: Final = "127.0.0.1"
+_KAFKA: Final = "TIDE_KAFKA_SERVERS"
+_KAFKA_PREFIX: Final = "TIDE_KAFKA_PREFIX"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,23 +41,50 @@ class LocalProgram:
     url: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Servers:
+    """What stands for the images that are not ours. Without Kafka the services use the Postgres carrier.
+
+    ``kafka_prefix``: before every topic, where several process sets share a broker.
+    """
+
+    database_url: str
+    kafka_servers: str | None = None
+    kafka_prefix: str = ""
+
+
 def plan_programs(
-    services: Mapping[str, ComposeService], *, root: Path, database_url: str, ports: Iterator[int]
+    services: Mapping[str, ComposeService],
+    *,
+    root: Path,
+    servers: Servers,
+    ports: Iterator[int],
+    scale: Mapping[str, int] | None = None,
 ) -> dict[str, LocalProgram]:
-    """Map every service that we wrote (Postgres is given by ``database_url``); ``ports`` yields free ones."""
+    """Map every service that is built from this source; ``ports`` yields free ones.
+
+    ``scale``: how many of a service, as for ``docker compose up --scale``; the second is called ``<name>-2``.
+    """
+    scale = scale or {}
     return {
-        name: _plan_program(service, services, root=root, database_url=database_url, ports=ports)
-        for name, service in services.items()
-        if not service.image.startswith("postgres:")
+        name: _plan_program(service, services, name=name, root=root, servers=servers, ports=ports)
+        for service in services.values()
+        if service.is_ours
+        for name in replica_names(service.name, scale.get(service.name, 1))
     }
+
+
+def replica_names(service: str, count: int) -> list[str]:
+    return [service if index == 1 else f"{service}-{index}" for index in range(1, count + 1)]
 
 
 def _plan_program(
     service: ComposeService,
     services: Mapping[str, ComposeService],
     *,
+    name: str,
     root: Path,
-    database_url: str,
+    servers: Servers,
     ports: Iterator[int],
 ) -> LocalProgram:
     port_name = f"TIDE_{service.name.upper()}_PORT"
@@ -64,20 +93,20 @@ def _plan_program(
 
     def mapped(text: str) -> str:
         if text.startswith("postgresql://"):
-            return database_url
-        text = _with_paths(text, service, root)
+            return servers.database_url
+        text = _with_paths(text, service, root / "volumes", own=root / "containers" / name)
         return text.replace(f"{_LOOPBACK}:{inside}", f"{_LOOPBACK}:{outside}") if inside else text
 
-    environment = {name: mapped(value) for name, value in service.environment.items()}
-    for name, value in environment.items():
-        if value == "0.0.0.0" or (name.endswith("_HOST") and value in services):  # noqa: S104
-            environment[name] = _LOOPBACK
+    environment = {key: mapped(value) for key, value in service.environment.items()}
+    for key, value in environment.items():
+        if value == "0.0.0.0" or (key.endswith("_HOST") and value in services):  # noqa: S104
+            environment[key] = _LOOPBACK
     if inside:
         environment[port_name] = outside
     return LocalProgram(
-        name=service.name,
+        name=name,
         command=tuple(mapped(word) for word in service.command),
-        environment=environment,
+        environment=_with_kafka(environment, servers),
         health=tuple(mapped(word) for word in service.health),
         restarts=service.restarts,
         stop_seconds=service.stop_seconds,
@@ -85,15 +114,22 @@ def _plan_program(
     )
 
 
-def _with_paths(text: str, service: ComposeService, root: Path) -> str:
-    """Container paths become local ones; a folder that is no volume is the container's own."""
+def _with_kafka(environment: dict[str, str], servers: Servers) -> dict[str, str]:
+    """Where the file names a broker, the one that is given; or none."""
+    if environment.pop(_KAFKA, None) is None or servers.kafka_servers is None:
+        return environment
+    prefix = {_KAFKA_PREFIX: servers.kafka_prefix} if servers.kafka_prefix else {}
+    return {**environment, _KAFKA: servers.kafka_servers, **prefix}
+
+
+def _with_paths(text: str, service: ComposeService, volumes: Path, *, own: Path) -> str:
+    """Container paths become local ones; a folder that is no volume is the container's ``own``."""
     places = {
-        mount.target: str(root / "volumes" / mount.source) if mount.is_named else mount.source
-        for mount in service.mounts
+        mount.target: str(volumes / mount.source) if mount.is_named else mount.source for mount in service.mounts
     }
     state = service.environment.get("TIDE_STATE")
     if state and state not in places:
-        places[state] = str(root / "containers" / service.name)
+        places[state] = str(own)
     if not places:
         return text
     alternatives = "|".join(re.escape(place) for place in sorted(places, key=len, reverse=True))
@@ -203,15 +239,21 @@ class ProcessSet:
             )
 
 
-def process_set(path: Path, *, root: Path, database_url: str, variables: Mapping[str, str]) -> ProcessSet:
+def process_set(
+    path: Path,
+    *,
+    root: Path,
+    servers: Servers,
+    variables: Mapping[str, str],
+    scale: Mapping[str, int] | None = None,
+) -> ProcessSet:
     """The process set of a compose file under ``root`` (short: sockets lie in it). Raises ComposeError."""
     services = read_compose(path, variables)
-    for service in services.values():
-        (root / "containers" / service.name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        for mount in service.mounts:
-            if mount.is_named:
-                (root / "volumes" / mount.source).mkdir(mode=0o700, parents=True, exist_ok=True)
-    programs = plan_programs(services, root=root, database_url=database_url, ports=_free_ports())
+    programs = plan_programs(services, root=root, servers=servers, ports=_free_ports(), scale=scale)
+    ours = [service for service in services.values() if service.is_ours]
+    volumes = {mount.source for service in ours for mount in service.mounts if mount.is_named}
+    for folder in (*(f"volumes/{name}" for name in volumes), *(f"containers/{name}" for name in programs)):
+        (root / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
     return ProcessSet(programs=programs, root=root)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from services.launch.process_set import process_set
+from services.launch.process_set import Servers, process_set
+from shared.testing.kafka import EmbeddedKafka
 from shared.testing.postgres import DatabaseServer, temporary_state_directory
 from tidewright.client import TERMINAL_PHASES, Client
 
@@ -19,12 +20,14 @@ SERVICES = ("intake", "queueing", "metrics", "scaling", "execution")
 
 
 @pytest.fixture(scope="module")
-def running(postgres: DatabaseServer):
-    """The seven of the compose file, less Postgres, which is the tests' own server."""
+def running(postgres: DatabaseServer, kafka: EmbeddedKafka):
+    """What the compose file builds; Postgres and Kafka are the tests' own servers."""
     postgres.server.psql("create database process_set", "postgres")
     with temporary_state_directory() as root:
-        url = postgres.server.url_of("process_set")
-        programs = process_set(FILE, root=root, database_url=url, variables={"TIDE_POSTGRES_PASSWORD": "unused"})
+        servers = Servers(
+            database_url=postgres.server.url_of("process_set"), kafka_servers=kafka.servers, kafka_prefix="set."
+        )
+        programs = process_set(FILE, root=root, servers=servers, variables={"TIDE_POSTGRES_PASSWORD": "unused"})
         with programs.running():
             programs.wait_healthy(seconds=60)
             yield programs
