@@ -58,8 +58,11 @@ format: setup  ## format the code and fix what can be fixed
 UV_COMPILE := uv pip compile --generate-hashes --python-version 3.11 --no-emit-index-url --no-emit-find-links \
   --no-header --quiet --upgrade
 
-lock:  ## make requirements.lock and requirements-gpu.lock anew from the .in files (needs uv)
+lock:  ## make all locks anew from the .in files: what the images hold are parts of requirements.lock (needs uv)
 	@$(UV_COMPILE) requirements.in -o requirements.lock
+	@for part in server worker build; do \
+	  $(UV_COMPILE) deploy/requirements/$$part.in --no-annotate -o deploy/requirements/$$part.lock \
+	    -c <(grep -E '^[a-z0-9-]+==' requirements.lock | tr -d '\\') || exit 1; done
 	@$(UV_COMPILE) requirements-gpu.in --no-annotate -o requirements-gpu.lock \
 	  -c <(grep -E '^[a-z0-9-]+==' requirements.lock | grep -vE '^(numpy|paddlepaddle)==' | tr -d '\\')
 
