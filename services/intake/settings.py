@@ -29,6 +29,8 @@ class IntakeSettings(ServiceSettings):
     """So long an Idempotency-Key is remembered."""
     expiry_interval_seconds: Positive = 300.0
     """How often expired keys are deleted."""
+    census_interval_seconds: Positive = 5.0
+    """How often open jobs are counted by phase, for the instruments."""
     document_nodes_max: Annotated[int, Field(ge=100)] = 20_000
     """Values in one YAML or JSON body, aliases counted as often as they are used."""
     document_depth_max: Annotated[int, Field(ge=4, le=200)] = 32

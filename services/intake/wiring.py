@@ -15,6 +15,7 @@ from services.intake.http.openapi import document_with_bodies
 from services.intake.http.owners import Owners
 from services.intake.http.routes import Door, job_routes
 from services.intake.http.streams import stream_routes
+from services.intake.queries import count_open_jobs
 from services.intake.settings import IntakeSettings
 from services.intake.store import delete_expired_keys
 from services.intake.writer import SubmissionWriter, TooBusy
@@ -65,11 +66,14 @@ def build_with(context: ServiceContext, settings: IntakeSettings) -> ServicePart
     async def run_expiry(stopping: asyncio.Event) -> None:
         await _run_expiry(context, stopping, every_seconds=settings.expiry_interval_seconds)
 
+    async def run_census(stopping: asyncio.Event) -> None:
+        await _run_census(context, stopping, every_seconds=settings.census_interval_seconds)
+
     return ServiceParts(
         handler=Projection(),
         consumes=topics(),
         app=_make_app(context, door, owners=owners, feed=feed, closing=closing),
-        loops=(run_expiry,),
+        loops=(run_expiry, run_census),
         standing_loops=(writer.run, feed.run, owners.run, run_closing),
     )
 
@@ -108,4 +112,18 @@ async def _run_expiry(context: ServiceContext, stopping: asyncio.Event, *, every
                 _log.info("idempotency_keys_expired", keys=deleted)
         except (Conflict, Unavailable) as exc:
             _log.warning("expiry_failed", detail=str(exc))
+        await pause(stopping, every_seconds)
+
+
+async def _run_census(context: ServiceContext, stopping: asyncio.Event, *, every_seconds: float) -> None:
+    """Keep the number of open jobs by phase up to date: counted by an index, since no process knows all jobs."""
+    gauge = context.instruments.gauge("open_jobs_total", "Jobs that have not ended, by phase.", ("phase",))
+    while not stopping.is_set():
+        try:
+            async with context.read() as connection:
+                counted = await count_open_jobs(connection)
+            for phase, jobs in counted.items():
+                gauge.labels(phase.value).set(jobs)
+        except (Conflict, Unavailable) as exc:
+            _log.debug("census_failed", detail=str(exc))
         await pause(stopping, every_seconds)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import groupby
+from typing import Final
 
 from schemas.envelope import Draft, Event
 from schemas.registry import EventData
@@ -18,6 +19,7 @@ from shared.runtime.service import Transaction
 from shared.telemetry.instruments import Instruments
 from shared.telemetry.logs import get_logger
 
+_TENTHS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _log = get_logger(service="metrics")
 
 
@@ -36,6 +38,9 @@ class MetricsHandler:
 
     def __post_init__(self) -> None:
         self._windows = self.instruments.counter("windows_total", "Closed windows.", ("complete",))
+        self._utilisation = self.instruments.histogram(
+            "window_utilisation_ratio", "Utilisation that a closed window tells.", buckets=_TENTHS
+        )
         self._verdicts = self.instruments.counter("samples_total", "Reports, by what became of them.", ("verdict",))
 
     async def load(self, tx: Transaction) -> None:
@@ -71,6 +76,8 @@ class MetricsHandler:
             for window in outcome.windows:
                 complete = window.members_reporting >= window.members_expected
                 self._windows.labels("yes" if complete else "no").inc()
+                if window.utilisation is not None:
+                    self._utilisation.observe(window.utilisation)
         for job_id, _ in change.ended:
             self.tracks.pop(job_id, None)
             _log.info("job_forgotten", job_id=job_id)

@@ -13,7 +13,7 @@ from schemas.events.allocation import (
 )
 from schemas.events.job import JobSubmitted
 from schemas.registry import EventData
-from schemas.vocabulary import JobId
+from schemas.vocabulary import JobId, PriorityClass
 from services.queueing.core.book import Book, QueueKey
 from services.queueing.core.cycle import apply_word, end_pauses, next_pause_seconds, settle
 from services.queueing.core.observing import observe_queues
@@ -35,7 +35,10 @@ class QueueingHandler:
         self._rules = settings.rules
         self._clock = clock
         self._instruments = instruments
-        self._pending_jobs = instruments.gauge("pending_jobs_total", "Jobs that wait and are not held.")
+        self._pending_jobs = instruments.gauge(
+            "pending_jobs_total", "Jobs that wait and are not held.", ("priority",)
+        )
+        self._charged_jobs = instruments.gauge("charged_jobs_total", "Jobs that something is charged to.")
         self._plan_seconds = instruments.histogram("plan_seconds", "One plan, carried out in memory.")
         self._book = Book()
         self._observed: dict[QueueKey, QueueObserved] = {}
@@ -69,8 +72,10 @@ class QueueingHandler:
         for draft in self._drafts:
             _log_decision(draft, self._instruments)
         self._drafts = []
-        pending = (jobs for counts in self._book.pending.values() for jobs in counts.values())
-        self._pending_jobs.set(sum(pending))
+        queues = self._book.pending.values()
+        for priority in PriorityClass:
+            self._pending_jobs.labels(priority.value).set(sum(counts.get(priority, 0) for counts in queues))
+        self._charged_jobs.set(self._book.charged_jobs)
 
     def due_seconds(self) -> float | None:
         """Until the end of a pause, a plan that waits for time, or a snapshot that may be published."""

@@ -5,13 +5,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from sqlalchemy import text
-
 from schemas.vocabulary import ServiceName
 from shared.bus.retention import run_retention
 from shared.bus.wakeups import Wakeups
 from shared.clock import Clock, SystemClock, pause
 from shared.db.errors import connecting
+from shared.db.horizon import Horizon
 from shared.db.migrate import is_migrated
 from shared.errors import Conflict, LeaseLost, Unavailable
 from shared.http import add_readiness, bind, run_http
@@ -272,14 +271,15 @@ async def _load(run: _Run, consumer: Consumer, stopping: asyncio.Event) -> bool:
 
 
 async def _ping(run: _Run, stopping: asyncio.Event) -> None:
-    """Know whether the database answers."""
+    """Know whether the database answers, and whether a transaction is open in it for long."""
+    horizon = Horizon(run.clock, run.equipment.context.instruments)
     engine = run.equipment.engine.execution_options(isolation_level="AUTOCOMMIT")
     while not stopping.is_set():
         try:
             async with asyncio.timeout(run.settings.connect_seconds):
                 with connecting():
                     async with engine.connect() as connection:
-                        await connection.execute(text("select 1"))
+                        await horizon.look(connection)
             run.state.database = None
         except (Unavailable, Conflict, TimeoutError):
             run.state.database = "the database does not answer"

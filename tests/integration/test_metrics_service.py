@@ -34,6 +34,9 @@ async def test_samples_become_windows(database, clock):
         assert windows[1].progress.step == 100
         assert windows[1].progress.remaining_seconds == 90.0
         assert windows[1].idle_seconds == 0.1
+        told = bed.base.context.instruments.render().decode()
+        assert 'tidewright_metrics_window_utilisation_ratio_bucket{le="0.9"} 0.0' in told
+        assert 'tidewright_metrics_window_utilisation_ratio_bucket{le="1.0"} 2.0' in told
         assert [event.tenant for event in await bed.base.log()][-1] == "default"
 
 

@@ -134,6 +134,11 @@ class Book:
         self._unparked.extend(word.ordinal for word in words)
         return words
 
+    @property
+    def charged_jobs(self) -> int:
+        """How many have a charge."""
+        return len(self._active)
+
     def view(self, rules: Rules) -> View:
         """What ``plan`` decides on. Its lines look into the book: it is of use until the book changes."""
         claimants = (self.workloads.get(job_id) for job_id in self.promises)
