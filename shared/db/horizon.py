@@ -17,13 +17,13 @@ _SNAPSHOT: Final = text(
 class Horizon:
     """Looks from outside, with no more rights than any role has: the oldest number in progress does not change.
 
-    It counts from the first look that found that transaction, so it is late by up to the time between two looks;
-    0 as long as nobody has committed after it, for then nothing is held back.
+    It counts from the first look at which that transaction held others back, so it is late by up to the time
+    between two looks. A transaction after which nobody has committed holds nothing back: 0.
     """
 
     def __init__(self, clock: Clock, instruments: Instruments) -> None:
         self._clock = clock
-        self._oldest = -1
+        self._oldest: int | None = None
         self._since = 0.0
         self._seconds = instruments.gauge(
             "oldest_transaction_seconds",
@@ -34,6 +34,7 @@ class Horizon:
         """Costs one statement without a transaction of its own. Raises what the driver raises."""
         row = (await connection.execute(_SNAPSHOT)).one()
         now = self._clock.monotonic()
-        if row.oldest != self._oldest:
-            self._oldest, self._since = row.oldest, now
-        self._seconds.set(now - self._since if row.oldest < row.next else 0.0)
+        oldest = row.oldest if row.oldest < row.next else None
+        if oldest != self._oldest:
+            self._oldest, self._since = oldest, now
+        self._seconds.set(0.0 if oldest is None else now - self._since)
