@@ -25,6 +25,9 @@ from shared.db.tables import lease
 
 _PING_SECONDS: Final = 2.0
 _HTTP_SECONDS: Final = 2.0
+_LAST_WORDS_BYTES: Final = 65_536
+_LAST_WORDS_LINES: Final = 5
+_LOG_LINE_CHARACTERS: Final = 300
 
 
 class Part(Protocol):
@@ -118,6 +121,17 @@ class ChildPart:
     def stop(self, process: ProcessId) -> None:
         end_processes([process], grace_seconds=self.stop_seconds)
         self.how_it_ended(process)
+
+    def last_words(self) -> list[str]:
+        """The last lines of its log since the last start that are no mere information; long ones are cut."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(self.log_begin, file.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES))
+                text = file.read(_LAST_WORDS_BYTES).decode(errors="replace")
+        except OSError:
+            return []
+        lines = [line[:_LOG_LINE_CHARACTERS] for line in text.splitlines() if '"level": "info"' not in line]
+        return lines[-_LAST_WORDS_LINES:]
 
 
 class Adopt(Protocol):

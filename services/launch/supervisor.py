@@ -41,8 +41,6 @@ from shared.settings import SettingsError
 _LOOK_SECONDS: Final = 0.2
 _IDLE_SECONDS: Final = 5.0
 _CAPACITY_SECONDS: Final = 5.0
-_LOG_TAIL_LINES: Final = 5
-_LOG_LINE_CHARACTERS: Final = 300
 
 
 class LaunchError(Exception):
@@ -219,7 +217,7 @@ class Supervisor:
             return
         how = kept.part.how_it_ended(kept.process)
         kept.process = None
-        told = _tail(kept.part) if isinstance(kept.part, ChildPart) else []
+        told = kept.part.last_words() if isinstance(kept.part, ChildPart) else []
         raise LaunchError("\n  ".join([f"{kept.part.name} {how} while starting", *told]))
 
     def _unready(self, name: str) -> str | None:
@@ -390,13 +388,3 @@ class Supervisor:
     def _set_record(self, **changes: object) -> None:
         self._record = replace(self._record, **changes)  # type: ignore[arg-type]  # names and types are ours
         write_record(self.options.state, self._record)
-
-
-def _tail(part: ChildPart) -> list[str]:
-    """The last lines since the last start that are no mere information; long ones are cut."""
-    try:
-        text = part.log.read_bytes()[part.log_begin :].decode(errors="replace")
-    except OSError:
-        return []
-    lines = [line[:_LOG_LINE_CHARACTERS] for line in text.splitlines() if '"level": "info"' not in line]
-    return lines[-_LOG_TAIL_LINES:]

@@ -63,6 +63,8 @@ class ExecutionBed:
     settings: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     epochs: dict[str, int] = field(default_factory=dict)
+    zygote: ZygoteBed | None = None
+    """where it is this bed's own"""
 
     # -- the service's process ----------------------------------------------------------------------------------
 
@@ -292,7 +294,7 @@ def running_bed(postgres: DatabaseServer, settings: dict[str, str] | None = None
     ):
         zygote = ZygoteBed(base)
         zygote.start()
-        bed = ExecutionBed(database, state, zygote.socket_path, settings=settings or {})
+        bed = ExecutionBed(database, state, zygote.socket_path, settings=settings or {}, zygote=zygote)
         try:
             bed.start()
             yield bed

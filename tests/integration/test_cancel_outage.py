@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from integration.elastic_bed import ZygoteBed, is_alive
-from integration.execution_bed import ExecutionBed
+from integration.elastic_bed import is_alive
+from integration.execution_bed import ExecutionBed, running_bed
 from integration.gated_training import GatedJob
 
 from schemas.events.worker import GroupEnded
 from schemas.vocabulary import AttemptOutcome
-from shared.testing.postgres import DatabaseServer, temporary_state_directory
+from shared.testing.postgres import DatabaseServer
 
 GRACE_SECONDS = 3.0
 MOMENTS = (
@@ -32,23 +32,10 @@ MOMENTS = (
 @pytest.fixture(scope="module")
 def jobs(postgres: DatabaseServer) -> Iterator[dict[str, GatedJob]]:
     """After the outage; what each was when execution died stands in its name."""
-    with (
-        temporary_state_directory() as base,
-        temporary_state_directory() as state,
-        postgres.database() as database,
-    ):
-        zygote = ZygoteBed(base)
-        zygote.start()
-        bed = ExecutionBed(database, state, zygote.socket_path, settings={"slots": "64", "silent_seconds": "60"})
-        jobs = {moment: GatedJob(bed, base / moment, delay=0.2) for moment in MOMENTS}
-        try:
-            bed.start()
-            asyncio.run(go_through_the_outage(bed, jobs))
-            yield jobs
-            bed.stop()
-        finally:
-            bed.clean_up()
-            zygote.stop()
+    with running_bed(postgres, {"slots": "64", "silent_seconds": "60"}) as bed:
+        jobs = {moment: GatedJob(bed, bed.state / "gates" / moment, delay=0.2) for moment in MOMENTS}
+        asyncio.run(go_through_the_outage(bed, jobs))
+        yield jobs
 
 
 async def go_through_the_outage(bed: ExecutionBed, jobs: dict[str, GatedJob]) -> None:
@@ -69,7 +56,7 @@ async def go_through_the_outage(bed: ExecutionBed, jobs: dict[str, GatedJob]) ->
 
 async def come_to(moment: str, job: GatedJob) -> None:
     """Until execution may be killed."""
-    job.gates.mkdir()
+    job.gates.mkdir(parents=True)
     match moment:
         case "not_joined":
             job.close("join")

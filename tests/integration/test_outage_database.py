@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from integration.elastic_bed import ZygoteBed
-from integration.execution_bed import ExecutionBed
+from integration.execution_bed import ExecutionBed, running_bed
 from integration.gated_training import GatedJob
 
 from schemas.events.worker import GroupEnded, StartFailed
-from shared.testing.postgres import DatabaseServer, database_server, temporary_state_directory
+from shared.testing.postgres import DatabaseServer, database_server
 
 RECOVER_SECONDS = 8.0
 START_SECONDS = 8.0
@@ -38,17 +37,8 @@ def bed(server: DatabaseServer) -> Iterator[ExecutionBed]:
         "lease_renew_seconds": "0.3",
         "slots": "64",
     }
-    with temporary_state_directory() as base, temporary_state_directory() as state, server.database() as database:
-        zygote = ZygoteBed(base)
-        zygote.start()
-        bed = ExecutionBed(database, state, zygote.socket_path, settings=limits)
-        try:
-            bed.start()
-            yield bed
-            bed.stop()
-        finally:
-            bed.clean_up()
-            zygote.stop()
+    with running_bed(server, limits) as bed:
+        yield bed
 
 
 async def kill_postgres(server: DatabaseServer) -> None:

@@ -10,13 +10,13 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from integration.elastic_bed import ZygoteBed, is_alive
-from integration.execution_bed import ExecutionBed
+from integration.elastic_bed import is_alive
+from integration.execution_bed import ExecutionBed, running_bed
 from integration.gated_training import GatedJob
 
 from schemas.events.worker import GroupChanged, RoomFreed
 from schemas.vocabulary import GroupChangeCause
-from shared.testing.postgres import DatabaseServer, temporary_state_directory
+from shared.testing.postgres import DatabaseServer
 
 MOMENTS = {
     "not_joined": "join-2-1",
@@ -34,24 +34,11 @@ LEAVING = ["leaves_formed-lives", "leaves_formed-dies", "leaves_swapped-lives"]
 @pytest.fixture(scope="module")
 def jobs(postgres: DatabaseServer) -> Iterator[dict[str, GatedJob]]:
     """After the outage: execution is back, and the gates are open."""
-    with (
-        temporary_state_directory() as base,
-        temporary_state_directory() as state,
-        postgres.database() as database,
-    ):
-        zygote = ZygoteBed(base)
-        zygote.start()
-        bed = ExecutionBed(database, state, zygote.socket_path, settings={"slots": "64", "silent_seconds": "60"})
-        jobs = {case: GatedJob(bed, base / case, delay=0.25) for case in CASES}
-        jobs |= {case: GatedJob(bed, base / case, delay=0.25, workers=3) for case in LEAVING}
-        try:
-            bed.start()
-            asyncio.run(go_through_the_outage(bed, jobs))
-            yield jobs
-            bed.stop()
-        finally:
-            bed.clean_up()
-            zygote.stop()
+    with running_bed(postgres, {"slots": "64", "silent_seconds": "60"}) as bed:
+        jobs = {case: GatedJob(bed, bed.state / "gates" / case, delay=0.25) for case in CASES}
+        jobs |= {case: GatedJob(bed, bed.state / "gates" / case, delay=0.25, workers=3) for case in LEAVING}
+        asyncio.run(go_through_the_outage(bed, jobs))
+        yield jobs
 
 
 async def go_through_the_outage(bed: ExecutionBed, jobs: dict[str, GatedJob]) -> None:

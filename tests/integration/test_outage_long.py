@@ -9,14 +9,13 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from integration.elastic_bed import ZygoteBed
-from integration.execution_bed import ExecutionBed
+from integration.execution_bed import ExecutionBed, running_bed
 from integration.gated_training import GatedJob
 
 from schemas.events.worker import GroupChanged, GroupEnded, GroupStarted
 from schemas.vocabulary import AttemptOutcome, Attribution, GroupChangeCause
 from services.execution.settings import ExecutionSettings
-from shared.testing.postgres import DatabaseServer, temporary_state_directory
+from shared.testing.postgres import DatabaseServer
 
 OUTAGE_SECONDS = 17.0
 LIMITS = ("reconnect_seconds_max", "rejoin_seconds", "silent_seconds", "gather_seconds")
@@ -36,25 +35,12 @@ WORKERS = {
 @pytest.fixture(scope="module")
 def jobs(postgres: DatabaseServer) -> Iterator[dict[str, GatedJob]]:
     """Execution has just come back."""
-    with (
-        temporary_state_directory() as base,
-        temporary_state_directory() as state,
-        postgres.database() as database,
-    ):
-        zygote = ZygoteBed(base)
-        zygote.start()
-        defaults = {limit: str(ExecutionSettings.model_fields[limit].default) for limit in LIMITS}
-        assert max(map(float, defaults.values())) < OUTAGE_SECONDS
-        bed = ExecutionBed(database, state, zygote.socket_path, settings={"slots": "64", **defaults})
-        jobs = {case: GatedJob(bed, base / case, workers=n, delay=0.2) for case, n in WORKERS.items()}
-        try:
-            bed.start()
-            asyncio.run(go_through_the_outage(bed, jobs))
-            yield jobs
-            bed.stop()
-        finally:
-            bed.clean_up()
-            zygote.stop()
+    defaults = {limit: str(ExecutionSettings.model_fields[limit].default) for limit in LIMITS}
+    assert max(map(float, defaults.values())) < OUTAGE_SECONDS
+    with running_bed(postgres, {"slots": "64", **defaults}) as bed:
+        jobs = {case: GatedJob(bed, bed.state / "gates" / case, workers=n, delay=0.2) for case, n in WORKERS.items()}
+        asyncio.run(go_through_the_outage(bed, jobs))
+        yield jobs
 
 
 async def go_through_the_outage(bed: ExecutionBed, jobs: dict[str, GatedJob]) -> None:

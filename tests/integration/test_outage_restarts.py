@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from integration.elastic_bed import ZygoteBed, is_alive
-from integration.execution_bed import ExecutionBed
+from integration.execution_bed import ExecutionBed, running_bed
 from integration.gated_training import GatedJob
 
 from schemas.events.worker import GroupEnded, GroupStarted, StartFailed
 from schemas.vocabulary import AttemptOutcome, Attribution
-from shared.testing.postgres import DatabaseServer, temporary_state_directory
+from shared.testing.postgres import DatabaseServer
 
 RECOVER_SECONDS = 4.0
 GRACE_SECONDS = 2.0
@@ -22,27 +22,17 @@ LIMITS = {"recover_seconds": str(RECOVER_SECONDS), "slots": "64"}
 
 
 @pytest.fixture(scope="module")
-def zygote() -> Iterator[ZygoteBed]:
-    with temporary_state_directory() as base:
-        zygote = ZygoteBed(base)
-        zygote.start()
-        try:
-            yield zygote
-        finally:
-            zygote.process.send_signal(signal.SIGCONT)
-            zygote.stop()
+def bed(postgres: DatabaseServer) -> Iterator[ExecutionBed]:
+    with running_bed(postgres, LIMITS) as bed:
+        yield bed
 
 
-@pytest.fixture(scope="module")
-def bed(postgres: DatabaseServer, zygote: ZygoteBed) -> Iterator[ExecutionBed]:
-    with temporary_state_directory() as state, postgres.database() as database:
-        bed = ExecutionBed(database, state, zygote.socket_path, settings=LIMITS)
-        try:
-            bed.start()
-            yield bed
-            bed.stop()
-        finally:
-            bed.clean_up()
+@pytest.fixture
+def zygote(bed: ExecutionBed) -> Iterator[ZygoteBed]:
+    """For a test that makes it stand still."""
+    assert bed.zygote is not None
+    yield bed.zygote
+    bed.zygote.process.send_signal(signal.SIGCONT)
 
 
 async def restart(bed: ExecutionBed, *, after: float = 0.0) -> None:

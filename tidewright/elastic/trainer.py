@@ -16,14 +16,15 @@ from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 from tidewright import protocol
-from tidewright.elastic.agreement import Agreement, Flags, bid
+from tidewright.elastic.agreement import Agreement, Flags
 from tidewright.elastic.dismissal import Dismissal
 from tidewright.elastic.errors import Dismissed, GroupBroken, StateLost
 from tidewright.elastic.group import Group, die_as_lost
 from tidewright.elastic.ledger import finite
 from tidewright.elastic.offers import Formation
 from tidewright.elastic.parts import Parts
-from tidewright.elastic.transfer import Position, elect, hand_over
+from tidewright.elastic.reception import catch_up, receive, see_all_there
+from tidewright.elastic.transfer import Position
 
 STARTED_AFTER_STEPS: Final = 2
 _SETTLED: Final = 1 << 30
@@ -158,7 +159,7 @@ class Trainer:
         self.group = None
         old.watch(self._on_group_broken)
         try:
-            self._catch_up(old)
+            self._position = catch_up(self._parts, old, self._position)
         except GroupBroken as error:
             old.drop_broken()
             self._hold(str(error))
@@ -166,16 +167,6 @@ class Trainer:
         self.group = old
         self._steps_in_group = _SETTLED
         self._came_back(old, failed=failed)
-
-    def _catch_up(self, old: Group) -> None:
-        """All members of a group they come back to get the state of the most advanced. Raises GroupBroken."""
-        if old.is_solo:
-            return
-        parts = self._parts
-        own = bid(step=self.step, rank=old.rank, may_be_source=True, is_named=False)
-        with parts.standing.waiting_for_others():
-            source = elect(old, own_bid=own)
-            self._position = hand_over(old, source, tracked=parts.tracked, plan=parts.plan, position=self._position)
 
     def _came_back(self, old: Group, *, failed: int) -> None:
         self._use(old)
@@ -229,7 +220,7 @@ class Trainer:
         self._is_leaving_or_done = True
         if not old.is_solo:
             try:
-                self._catch_up(old)
+                self._position = catch_up(parts, old, self._position)
             except Dismissed:
                 with suppress(GroupBroken):
                     old.meet()
@@ -303,30 +294,11 @@ class Trainer:
         return taken
 
     def _receive(self, formation: Formation) -> Position:
-        """Get the state that the new group goes on with. Raises GroupBroken, and then nothing has changed."""
-        parts, form, group = self._parts, formation.form, formation.group
-        assert group is not None
-        parts.standing.enter_phase("loading")
-        position = replace(self._position, resumed_generation=0, resumed_step=0)
-        self._skipped = ()
-        if form.source < 0 and formation.is_source:
-            position = parts.keeper.load(form)
-            self._skipped = parts.keeper.skipped
-        if formation.is_source:
-            group.announce_source()
-        if group.is_solo:
-            return position
-        with parts.standing.waiting_for_others():
-            source = 0
-            if form.source >= 0:
-                named = formation.is_source
-                source = elect(
-                    group,
-                    own_bid=bid(
-                        step=self.step, rank=group.rank, may_be_source=named or self._confirmed, is_named=named
-                    ),
-                )
-            return hand_over(group, source, tracked=parts.tracked, plan=parts.plan, position=position)
+        """Raises GroupBroken, and then nothing has changed."""
+        assert formation.group is not None
+        received = receive(self._parts, formation, formation.group, self._position, is_confirmed=self._confirmed)
+        self._skipped = received.skipped
+        return received.position
 
     def _adopt(self, formation: Formation, position: Position) -> None:
         group, form = formation.group, formation.form
@@ -386,10 +358,8 @@ class Trainer:
         assert group is not None
         if group.is_solo:
             return True
-        own = bid(step=self.step, rank=group.rank, may_be_source=True, is_named=False)
         try:
-            with self._parts.standing.waiting_for_others():
-                elect(group, own_bid=own)
+            see_all_there(self._parts, group, self._position)
         except GroupBroken as error:
             self.on_broken(error)
             return False
