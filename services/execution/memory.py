@@ -16,9 +16,11 @@ WORDS_MAX: Final = 64
 
 @dataclass(slots=True)
 class JobView:
-    """One active job. ``stored`` changes only after a commit; the rest is volatile."""
+    """One active job. ``stored`` changes only after a commit, but for its step; the rest is volatile."""
 
     stored: StoredJob
+    saved_step: int = field(init=False)
+    """the step that Postgres has: a lower one, made good by reports and ledgers, since it is no reason to commit"""
     reports: dict[MemberName, Report] = field(default_factory=dict)
     processes: dict[MemberName, Process] = field(default_factory=dict)
     asking: dict[MemberName, str] = field(default_factory=dict)
@@ -32,9 +34,17 @@ class JobView:
     failure: tuple[int, int, str] | None = None
     failure_at: float = float("-inf")
 
+    def __post_init__(self) -> None:
+        self.saved_step = self.stored.job.step
+
     @property
     def job(self) -> Job:
         return self.stored.job
+
+    @property
+    def saved(self) -> StoredJob:
+        """What is in Postgres, as far as this process knows."""
+        return replace(self.stored, job=replace(self.job, step=self.saved_step))
 
     def note_checkpoint(self, word: Checkpoint) -> None:
         """Keep it for the catalogue. While nothing can be committed only so many wait: the newest ones."""
@@ -89,12 +99,15 @@ class Memory:
             view = before.get(item.job.job_id)
             if view is None:
                 view = JobView(stored=item)
-            view.stored = item
+            view.stored, view.saved_step = item, item.job.step
             self.jobs[item.job.job_id] = view
         self.wake.set()
 
-    def commit(self, stored: StoredJob) -> None:
-        """Make a committed job visible, or forget it when there is nothing left to look after."""
+    def commit(self, stored: StoredJob, *, with_step: bool = False) -> None:
+        """Make a committed job visible, or forget it when there is nothing left to look after.
+
+        ``with_step``: its step was committed, too.
+        """
         job_id = stored.job.job_id
         view = self.jobs.get(job_id)
         if not is_active(stored.job):
@@ -104,6 +117,8 @@ class Memory:
             self.jobs[job_id] = JobView(stored=stored)
             return
         view.stored = stored
+        if with_step:
+            view.saved_step = stored.job.step
         names = {member.name for member in stored.job.members}
         for mapping in (view.reports, view.processes, view.asking, view.start_errors):
             for name in [n for n in mapping if n not in names]:

@@ -44,7 +44,8 @@ from shared.telemetry.instruments import Instruments
 from shared.telemetry.logs import get_logger
 
 _NONCES_AT_ONCE: Final = 64
-_CATALOGUE_SECONDS: Final = 1.0
+_ROUTINE_SECONDS: Final = 1.0
+"""So long checkpoints and steps wait at most to be committed."""
 _FAILURE_PAUSE_SECONDS: Final = 0.5
 _GAP_SECONDS: Final = 2.0
 """Two rounds that are further apart have time between them in which nothing could be decided."""
@@ -60,16 +61,20 @@ class Round:
     checkpoints: tuple[tuple[JobId, Checkpoint], ...]
     write_offs: frozenset[MemberName]
 
-    catalogue_is_due: bool
+    routine_is_due: bool
 
     @property
     def needs_commit(self) -> bool:
-        """Checkpoints alone wait a moment for others, or for something else to be committed."""
+        """Checkpoints and steps alone wait a moment for others, or for something else to be committed."""
         return (
             self.capacity is not None
-            or (self.catalogue_is_due and bool(self.checkpoints))
-            or any(d.events or d.job != self.before[job_id].job for job_id, d in self.decisions.items())
+            or (self.routine_is_due and bool(self.checkpoints))
+            or any(d.events or self._has_changed(job_id, d.job) for job_id, d in self.decisions.items())
         )
+
+    def _has_changed(self, job_id: JobId, job: Job) -> bool:
+        before = self.before[job_id].job
+        return job != (before if self.routine_is_due else replace(before, step=job.step))
 
 
 class Reconciler:
@@ -101,7 +106,7 @@ class Reconciler:
         self._published: CapacityObserved | None = None
         self._published_at = float("-inf")
         self._told_write_offs: frozenset[MemberName] | None = None
-        self._catalogued_at = float("-inf")
+        self._saved_at = float("-inf")
         self._settle_at = float("inf")
         self._began_at = (clock.now(), clock.monotonic())
         self._decided_at = float("inf")
@@ -229,8 +234,8 @@ class Reconciler:
     def _plan(self) -> Round:
         """Decide about every active job, one after the other: accelerators taken by one are not given to the next."""
         now = self._clock.monotonic()
-        before = {job_id: view.stored for job_id, view in sorted(self._memory.jobs.items())}
-        after = {job_id: stored.job for job_id, stored in before.items()}
+        before = {job_id: view.saved for job_id, view in sorted(self._memory.jobs.items())}
+        after = {job_id: self._memory.jobs[job_id].job for job_id in before}
         write_offs = frozenset(m.name for job in after.values() for m in job.members if m.state is _WRITTEN_OFF)
         instant = Now(
             monotonic=now,
@@ -263,7 +268,7 @@ class Reconciler:
             before=before,
             capacity=self._plan_capacity(after, now),
             checkpoints=tuple((job_id, word) for job_id, view in self._memory.jobs.items() for word in view.words),
-            catalogue_is_due=now - self._catalogued_at >= _CATALOGUE_SECONDS,
+            routine_is_due=now - self._saved_at >= _ROUTINE_SECONDS,
             write_offs=frozenset(m.name for job in after.values() for m in job.members if m.state is _WRITTEN_OFF),
         )
 
@@ -313,8 +318,8 @@ class Reconciler:
         if planned.capacity is not None:
             self._published, self._published_at = planned.capacity, now
             self._told_write_offs = planned.write_offs
-        if planned.checkpoints and committed:
-            self._catalogued_at = now
+        if committed:
+            self._saved_at = now
         for job_id, decision in planned.decisions.items():
             view = self._memory.jobs.get(job_id)
             if view is None:
@@ -326,7 +331,7 @@ class Reconciler:
             if planned.checkpoints and committed:
                 catalogued = [word for owner, word in planned.checkpoints if owner == job_id]
                 view.words = [word for word in view.words if word not in catalogued]
-            self._memory.commit(replace(planned.before[job_id], job=decision.job))
+            self._memory.commit(replace(planned.before[job_id], job=decision.job), with_step=committed)
         self._members.set(sum(len(view.job.held()) for view in self._memory.jobs.values()))
 
     def _note(self, view: JobView, before: Job, decision: Decision, now: float) -> None:
