@@ -1,6 +1,5 @@
 """Which samples a step uses, and fetching them ahead of time."""
 
-import importlib
 import queue
 import threading
 from collections.abc import Callable
@@ -194,9 +193,3 @@ class _Run:
                 continue
             return True
         return False
-
-
-def to_tensors(fields: Fields) -> tuple[Any, ...]:
-    """Paddle tensors on the present device."""
-    paddle = importlib.import_module("paddle")
-    return tuple(paddle.to_tensor(part) for part in fields)

@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 
 from tidewright.elastic.agreement import Agreement, Flags, agree, flag_values
-from tidewright.elastic.backend import paddle
+from tidewright.elastic.backend import make_tensor, paddle
 from tidewright.elastic.errors import ElasticError
 from tidewright.elastic.group import Group
 
@@ -43,7 +43,7 @@ def reduce_gradients(
         paddle.zeros([math.prod(p.shape)], dtype) if g is None else g.reshape([-1]).astype(dtype)
         for p, g in zip(parameters, gradients, strict=True)
     ]
-    flat = paddle.concat([*parts, own_loss, paddle.to_tensor(np.array(tail, dtype))])
+    flat = paddle.concat([*parts, own_loss, make_tensor(np.array(tail, dtype))])
     group.sum(flat)
     begin = int(flat.shape[0]) - len(tail) - 1
     sums = flat[begin:].numpy().astype(float).tolist() if read_flags else None

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from tidewright import protocol
 from tidewright.elastic.admission import address_of
-from tidewright.elastic.backend import prepare_backend
+from tidewright.elastic.backend import prepare_backend, to_tensors
 from tidewright.elastic.child import NOT_ADMITTED_EXIT
 from tidewright.elastic.control import Control, Speaker
-from tidewright.elastic.data import Batch, Plan, Prefetcher, make_plan, to_source, to_tensors
+from tidewright.elastic.data import Batch, Plan, Prefetcher, make_plan, to_source
 from tidewright.elastic.errors import ElasticError, GroupBroken
 from tidewright.elastic.gradients import check_loss, reduce_gradients
 from tidewright.elastic.keeper import Keeper

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidewright.elastic.agreement import DISMISSED, winner
-from tidewright.elastic.backend import paddle
+from tidewright.elastic.backend import make_tensor
 from tidewright.elastic.errors import Dismissed, ElasticError
 from tidewright.elastic.group import Group
 from tidewright.elastic.tracked import Tracked, buckets, bytes_of, from_bytes, to_bytes
@@ -52,7 +52,7 @@ def hand_over(
     tensors, values = tracked.tensors(), tracked.save_values() if is_source else b""
     layout, course = _number(tracked.layout()), _number(json.dumps(dict(plan), sort_keys=True))
     own = [position.step, position.generation, position.resumed_generation, position.resumed_step]
-    head = paddle.to_tensor(np.array([*own, len(values), layout, course], np.int64))
+    head = make_tensor(np.array([*own, len(values), layout, course], np.int64))
     group.broadcast(head, source)
     step, generation, resumed_generation, resumed_step, size, its_layout, its_course = (int(n) for n in head.numpy())
     _check(layout == its_layout, course == its_course, source)
@@ -79,7 +79,7 @@ def _broadcast_bytes(group: Group, source: int, data: NDArray[np.uint8]) -> NDAr
     """What the source has; the data of others only tells how much."""
     if data.size == 0:
         return data
-    tensor = paddle.to_tensor(data)
+    tensor = make_tensor(data)
     group.broadcast(tensor, source)
     return data if group.rank == source else np.asarray(tensor.numpy())
 
