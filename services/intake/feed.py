@@ -14,7 +14,7 @@ from schemas.api.jobs import GapView
 from schemas.envelope import Sequence as LogSequence
 from schemas.vocabulary import JobId, TenantName, Topic
 from services.intake.settings import IntakeSettings
-from shared.bus.log import Headers, Partition, Record
+from shared.bus.log import Headers, Partition, Position, Record
 from shared.bus.postgres import end_of_log, read_page, trimmed_until
 from shared.errors import Poison, TideError, Unavailable
 from shared.telemetry.instruments import Instruments
@@ -210,10 +210,10 @@ class Feed:
         return Stretch(items=items, end=max(position, self._end) if is_rest else items[-1].sequence)
 
     async def _look_up(self, position: LogSequence) -> Stretch:
-        positions = {Partition(topic): position for topic in _TOPICS}
+        positions = {Partition(topic): Position(position) for topic in _TOPICS}
         async with self._reading() as connection:
             page = await read_page(connection, positions, limit=self._settings.stream_page_events_max)
-        return Stretch(items=to_items(page.records), end=min(page.positions.values()))
+        return Stretch(items=to_items(page.records), end=min(reached.sequence for reached in page.positions.values()))
 
     def _reading(self) -> AbstractAsyncContextManager[AsyncConnection]:
         return self._read()

@@ -75,6 +75,7 @@ def build_with(context: ServiceContext, settings: IntakeSettings) -> ServicePart
         app=_make_app(context, door, owners=owners, feed=feed, closing=closing),
         loops=(run_expiry, run_census),
         standing_loops=(writer.run, feed.run, owners.run, run_closing),
+        serves_without_events=True,
     )
 
 

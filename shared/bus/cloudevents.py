@@ -84,6 +84,7 @@ def to_record(
                 tenant=attributes["tenant"], source=attributes["source"], traceparent=attributes.get("traceparent")
             ).encode(),
             payload=payload,
+            offset=offset,
         )
     except Poison as exc:
         reason = str(exc)
@@ -99,6 +100,7 @@ def to_record(
         type=_storable(dict(headers).get("ce_type")) or "",
         headers=Headers.unreadable(reason),
         payload=value or b"",
+        offset=offset,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, Protocol
 
 from pydantic import ValidationError
 
-from schemas.envelope import Event
+from schemas.envelope import START, Event
 from schemas.envelope import Sequence as LogSequence
 from schemas.registry import EventData, decode
 from schemas.vocabulary import TenantName, Topic
@@ -26,9 +26,25 @@ class Partition(NamedTuple):
     number: int = 0
 
 
+class Position(NamedTuple):
+    """Where a reader stands in one partition: behind the record of this sequence.
+
+    ``offset``: where Kafka keeps that record, or one behind it that was nothing to us; None where nobody knows.
+    """
+
+    sequence: LogSequence
+    offset: int | None = None
+
+
+BEGINNING: Final = Position(START)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One row of the log, undecoded. ``key`` None: a record that is nobody's."""
+    """One row of the log, undecoded. ``key`` None: a record that is nobody's.
+
+    ``sequence`` (0, offset): somebody wrote it into the topic who is no relay of ours.
+    """
 
     partition: Partition
     sequence: LogSequence
@@ -37,12 +53,19 @@ class Record:
     type: str
     headers: bytes
     payload: bytes
+    offset: int | None = None
+    """On Kafka."""
+
+    @property
+    def is_stray(self) -> bool:
+        """It has no place in the log."""
+        return self.sequence.xid == 0
 
     @property
     def parks_its_key(self) -> bool:
         """Whether later records of the key must follow this one into quarantine."""
         is_snapshot = self.partition.topic in SNAPSHOT_TOPICS or self.type in SNAPSHOT_TYPES
-        return bool(self.key) and not is_snapshot
+        return bool(self.key) and not is_snapshot and not self.is_stray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +73,7 @@ class Page:
     """What a read found, in log order, and the positions after it (also past what was not asked for)."""
 
     records: tuple[Record, ...]
-    positions: Mapping[Partition, LogSequence]
+    positions: Mapping[Partition, Position]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +87,30 @@ class Backlog:
 class Log(Protocol):
     """A carrier. Order holds within a partition; a record may come again only with the same sequence."""
 
-    def partitions(self, topics: Iterable[Topic]) -> tuple[Partition, ...]: ...
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing can be read at present, for people; None: as far as is known it can."""
 
-    async def read(self, positions: Mapping[Partition, LogSequence], *, limit: int) -> Page:
+    def partitions(self, topics: Iterable[Topic]) -> tuple[Partition, ...]:
+        """Those that this reader reads."""
+
+    def count(self, topic: Topic) -> int:
+        """How many partitions the topic has."""
+
+    async def read(self, positions: Mapping[Partition, Position], *, limit: int) -> Page:
         """At most ``limit`` records after the positions. Raises Unavailable."""
 
-    async def backlog(self, positions: Mapping[Partition, LogSequence], *, limit: int) -> Backlog:
+    async def backlog(self, positions: Mapping[Partition, Position], *, limit: int) -> Backlog:
         """Raises Unavailable. Cost: up to ``limit`` rows looked at."""
 
     async def wait(self, *, seen: int, seconds: float) -> int:
         """Return when something was published since the count ``seen``, or after so long; gives the new count."""
+
+    def committed(self, positions: Mapping[Partition, Position]) -> None:
+        """The reader's positions are saved: monitors may be told, some time."""
+
+    async def close(self) -> None:
+        """Let go of what the carrier holds; it may be read again. Bounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +146,8 @@ class Headers:
 def to_event(record: Record) -> Event[EventData]:
     """Decode. Raises Poison with the reason; the payload is not repeated in it."""
     headers = Headers.parse(record.headers)
+    if record.is_stray:
+        raise Poison("the record has no place in our log")
     if not record.key:
         raise Poison("the record has no key")
     try:
@@ -140,11 +179,13 @@ def _problem_of(headers: bytes) -> str | None:
     return problem if isinstance(problem, str) else None
 
 
-def positions_after(
-    records: Sequence[Record], before: Mapping[Partition, LogSequence]
-) -> dict[Partition, LogSequence]:
-    """Where a reader stands that has handled these records."""
-    return {**before, **{record.partition: record.sequence for record in records}}
+def positions_after(records: Sequence[Record], before: Mapping[Partition, Position]) -> dict[Partition, Position]:
+    """Where a reader stands that has handled these records. A stray one moves the offset alone."""
+    after = dict(before)
+    for record in records:
+        sequence = after.get(record.partition, BEGINNING).sequence if record.is_stray else record.sequence
+        after[record.partition] = Position(sequence, record.offset)
+    return after
 
 
 def _what_is_wrong(exc: ValidationError) -> str:

@@ -9,10 +9,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from schemas.envelope import START
 from schemas.envelope import Sequence as LogSequence
 from schemas.vocabulary import Topic
-from shared.bus.log import Backlog, Page, Partition, Record
+from shared.bus.log import Backlog, Page, Partition, Position, Record
 from shared.bus.wakeups import Wakeups
 from shared.db.errors import connecting
 from shared.db.types import XID8
+from shared.settings import SettingsError
 
 _ROW_MAX: Final = 2**63 - 1
 
@@ -64,15 +65,27 @@ class PostgresLog:
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._wakeups = wakeups
 
+    @property
+    def trouble(self) -> str | None:
+        return None
+
     def partitions(self, topics: Iterable[Topic]) -> tuple[Partition, ...]:
         return tuple(sorted(Partition(topic) for topic in topics))
 
-    async def read(self, positions: Mapping[Partition, LogSequence], *, limit: int) -> Page:
+    def count(self, topic: Topic) -> int:
+        return 1
+
+    async def read(self, positions: Mapping[Partition, Position], *, limit: int) -> Page:
+        """Raises SettingsError if this reader was on Kafka before: other partitions may stand elsewhere."""
+        if any(position.offset is not None for position in positions.values()):
+            raise SettingsError(
+                "TIDE_KAFKA_SERVERS: the events of this installation are carried by Kafka, and it is not set"
+            )
         with connecting():
             async with self._engine.connect() as connection:
                 return await read_page(connection, positions, limit=limit)
 
-    async def backlog(self, positions: Mapping[Partition, LogSequence], *, limit: int) -> Backlog:
+    async def backlog(self, positions: Mapping[Partition, Position], *, limit: int) -> Backlog:
         if not positions:
             return Backlog(rows=0, oldest=None)
         with connecting():
@@ -83,8 +96,14 @@ class PostgresLog:
     async def wait(self, *, seen: int, seconds: float) -> int:
         return await self._wakeups.wait(seen=seen, seconds=seconds)
 
+    def committed(self, positions: Mapping[Partition, Position]) -> None:
+        """Positions are rows beside the log: whoever monitors reads them."""
 
-async def read_page(connection: AsyncConnection, positions: Mapping[Partition, LogSequence], *, limit: int) -> Page:
+    async def close(self) -> None:
+        """The engine is its owner's."""
+
+
+async def read_page(connection: AsyncConnection, positions: Mapping[Partition, Position], *, limit: int) -> Page:
     """One read on a connection of the caller's. Raises what the driver raises.
 
     Cost: about 0.3 ms for 100 rows, whatever the size of the table, plus the rows of other topics in between.
@@ -97,8 +116,12 @@ async def read_page(connection: AsyncConnection, positions: Mapping[Partition, L
         is_full = len(found) == limit
         # Fewer than asked for: everything below the horizon was looked at.
         looked_at = LogSequence(found[-1].xid, found[-1].id) if is_full else _end_of(rows[0].horizon)
-        records = tuple(record for record in map(_to_record, found) if record.sequence > positions[record.partition])
-        positions = {partition: max(sequence, looked_at) for partition, sequence in positions.items()}
+        records = tuple(
+            record for record in map(_to_record, found) if record.sequence > positions[record.partition].sequence
+        )
+        positions = {
+            partition: Position(max(position.sequence, looked_at)) for partition, position in positions.items()
+        }
         if records or not is_full:
             return Page(records=records, positions=positions)
 
@@ -107,6 +130,11 @@ async def trimmed_until(connection: AsyncConnection) -> LogSequence:
     """The last row that retention removed: a reader that stands before it has a gap."""
     row = (await connection.execute(text("select trimmed_xid, trimmed_id from log.identity"))).one()
     return LogSequence(row.trimmed_xid, row.trimmed_id)
+
+
+async def load_log_id(connection: AsyncConnection) -> str:
+    """Which log this is: another one after a restore."""
+    return str((await connection.execute(text("select log_id from log.identity"))).scalar_one())
 
 
 async def end_of_log(connection: AsyncConnection) -> LogSequence:
@@ -119,8 +147,8 @@ def _end_of(horizon: int) -> LogSequence:
     return LogSequence(horizon - 1, _ROW_MAX) if horizon > 0 else START
 
 
-def _parameters(positions: Mapping[Partition, LogSequence], limit: int) -> dict[str, Any]:
-    first = min(positions.values())
+def _parameters(positions: Mapping[Partition, Position], limit: int) -> dict[str, Any]:
+    first = min(position.sequence for position in positions.values())
     topics = sorted({partition.topic.value for partition in positions})
     return {"xid": first.xid, "id": first.id, "topics": topics, "limit": limit}
 

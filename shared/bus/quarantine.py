@@ -41,6 +41,12 @@ class SetAside:
         return self.record.parks_its_key
 
 
+_PLACES: Final = (
+    bindparam("topics", type_=ARRAY(Text())),
+    bindparam("partitions", type_=ARRAY(Integer())),
+    bindparam("xids", type_=ARRAY(XID8())),
+    bindparam("ids", type_=ARRAY(BigInteger())),
+)
 _ADD: Final = text(
     """
     insert into log.quarantine
@@ -50,7 +56,7 @@ _ADD: Final = text(
       from unnest(:xids, :ids, :times, :topics, :partitions, :keys, :types, :headers, :payloads, :causes, :reasons,
                   :parks)
            as r(xid, id, time, topic, partition, key, type, headers, payload, cause, reason, parks_key)
-    on conflict (reader, xid, id)
+    on conflict (reader, topic, partition, xid, id)
        do update set cause = excluded.cause, reason = excluded.reason, retry = false,
                      set_aside_at = excluded.set_aside_at
     """
@@ -73,13 +79,17 @@ _ADD: Final = text(
 _PARKED: Final = text("select distinct q.key from log.quarantine q where q.reader = :reader and q.parks_key")
 _FAILED: Final = text(
     """
-    insert into log.failure as f (reader, xid, id, attempts, reason) values (:reader, :xid, :id, 1, :reason)
-    on conflict (reader, xid, id) do update set attempts = f.attempts + 1, reason = excluded.reason
+    insert into log.failure as f (reader, topic, partition, xid, id, attempts, reason)
+    values (:reader, :topic, :partition, :xid, :id, 1, :reason)
+    on conflict (reader, topic, partition, xid, id) do update set attempts = f.attempts + 1, reason = excluded.reason
     returning f.attempts
     """
 ).bindparams(bindparam("xid", type_=XID8()), bindparam("id", type_=BigInteger()))
 _FORGET: Final = text(
-    "delete from log.failure f where f.reader = :reader and f.xid = :xid and f.id = :id"
+    """
+    delete from log.failure f
+     where f.reader = :reader and f.topic = :topic and f.partition = :partition and f.xid = :xid and f.id = :id
+    """
 ).bindparams(bindparam("xid", type_=XID8()), bindparam("id", type_=BigInteger()))
 _MARK: Final = text(
     "update log.quarantine q set retry = true where q.reader = :reader and q.key = :key returning q.id"
@@ -96,20 +106,22 @@ _MARKED: Final = text(
 )
 _TAKE: Final = text(
     """
-    delete from log.quarantine q using unnest(:xids, :ids) as r(xid, id)
-     where q.reader = :reader and q.xid = r.xid and q.id = r.id
+    delete from log.quarantine q using unnest(:topics, :partitions, :xids, :ids) as r(topic, partition, xid, id)
+     where q.reader = :reader and q.topic = r.topic and q.partition = r.partition and q.xid = r.xid and q.id = r.id
     """
-).bindparams(bindparam("xids", type_=ARRAY(XID8())), bindparam("ids", type_=ARRAY(BigInteger())))
+).bindparams(*_PLACES)
 
 _AGAIN: Final = text(
     """
     insert into log.outbox (time, topic, key, type, headers, payload)
     select q.time, q.topic, q.key, q.type, q.headers, q.payload
-      from log.quarantine q join unnest(:xids, :ids) as r(xid, id) on q.xid = r.xid and q.id = r.id
+      from log.quarantine q
+      join unnest(:topics, :partitions, :xids, :ids) as r(topic, partition, xid, id)
+           on q.topic = r.topic and q.partition = r.partition and q.xid = r.xid and q.id = r.id
      where q.reader = :reader
      order by q.xid, q.id
     """
-).bindparams(bindparam("xids", type_=ARRAY(XID8())), bindparam("ids", type_=ARRAY(BigInteger())))
+).bindparams(*_PLACES)
 
 
 async def load_parked(tx: Transaction, reader: str) -> frozenset[str]:
@@ -143,18 +155,12 @@ async def set_aside(tx: Transaction, reader: str, found: Sequence[SetAside], *, 
 
 async def count_failure(tx: Transaction, reader: str, record: Record, reason: str) -> int:
     """How often the handler has failed on this record alone, this time included. In a transaction of its own."""
-    parameters = {
-        "reader": reader,
-        "xid": record.sequence.xid,
-        "id": record.sequence.id,
-        "reason": reason[:REASON_CHARACTERS_MAX].replace("\x00", ""),
-    }
+    parameters = {**_place(reader, record), "reason": reason[:REASON_CHARACTERS_MAX].replace("\x00", "")}
     return int((await tx.execute(_FAILED, parameters)).scalar_one())
 
 
 async def forget_failure(tx: Transaction, reader: str, record: Record) -> None:
-    parameters = {"reader": reader, "xid": record.sequence.xid, "id": record.sequence.id}
-    await tx.execute(_FORGET, parameters)
+    await tx.execute(_FORGET, _place(reader, record))
 
 
 async def retry_key(tx: Transaction, reader: str, key: str) -> int:
@@ -189,12 +195,7 @@ async def load_marked(tx: Transaction, reader: str) -> tuple[Record, ...]:
 
 async def take_out(tx: Transaction, reader: str, records: Sequence[Record]) -> None:
     """They are handled: in the same transaction."""
-    parameters = {
-        "reader": reader,
-        "xids": [record.sequence.xid for record in records],
-        "ids": [record.sequence.id for record in records],
-    }
-    await tx.execute(_TAKE, parameters)
+    await tx.execute(_TAKE, _places(reader, records))
 
 
 async def publish_again(tx: Transaction, reader: str, records: Sequence[Record]) -> None:
@@ -202,10 +203,25 @@ async def publish_again(tx: Transaction, reader: str, records: Sequence[Record])
 
     Sent with their old ones, readers would drop them as repeats.
     """
-    parameters = {
+    await tx.execute(_AGAIN, _places(reader, records))
+    await tx.execute(_TAKE, _places(reader, records))
+
+
+def _places(reader: str, records: Sequence[Record]) -> dict[str, Any]:
+    return {
         "reader": reader,
+        "topics": [record.partition.topic.value for record in records],
+        "partitions": [record.partition.number for record in records],
         "xids": [record.sequence.xid for record in records],
         "ids": [record.sequence.id for record in records],
     }
-    await tx.execute(_AGAIN, parameters)
-    await tx.execute(_TAKE, parameters)
+
+
+def _place(reader: str, record: Record) -> dict[str, Any]:
+    return {
+        "reader": reader,
+        "topic": record.partition.topic.value,
+        "partition": record.partition.number,
+        "xid": record.sequence.xid,
+        "id": record.sequence.id,
+    }

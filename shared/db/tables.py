@@ -1,4 +1,4 @@
-"""Tables of the log (schema ``log``): outbox, positions, leases, quarantine. Mirrors migration 0001."""
+"""Tables of the log (schema ``log``): outbox, positions, leases, quarantine. Mirrors migrations 0001 and 0008."""
 
 from typing import Final
 
@@ -56,8 +56,10 @@ position = Table(
     Column("partition", Integer, nullable=False),
     Column("xid", XID8, nullable=False),
     Column("id", BigInteger, nullable=False),
+    Column("offset", BigInteger),
     PrimaryKeyConstraint("reader", "topic", "partition"),
 )
+"""``offset``: on Kafka, of the last record behind the position."""
 
 lease = Table(
     "lease",
@@ -92,8 +94,9 @@ quarantine = Table(
     Column("parks_key", Boolean, nullable=False),
     Column("retry", Boolean, nullable=False, server_default=text("false")),
     Column("set_aside_at", DateTime(timezone=True), nullable=False),
-    PrimaryKeyConstraint("reader", "xid", "id"),
+    PrimaryKeyConstraint("reader", "topic", "partition", "xid", "id"),
 )
+"""A record that has no place in the log stands under transaction id 0 and its offset in Kafka."""
 
 failure = Table(
     "failure",
@@ -103,6 +106,8 @@ failure = Table(
     Column("id", BigInteger, nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("reason", Text, nullable=False),
-    PrimaryKeyConstraint("reader", "xid", "id"),
+    Column("topic", Text, nullable=False, server_default=text("''")),
+    Column("partition", Integer, nullable=False, server_default=text("0")),
+    PrimaryKeyConstraint("reader", "topic", "partition", "xid", "id"),
 )
 """How often the handler failed on one record alone."""

@@ -10,10 +10,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from schemas.envelope import Sequence as LogSequence
 from schemas.vocabulary import Topic
 from shared.bus import quarantine
-from shared.bus.log import Log, Partition
+from shared.bus.log import Log, Partition, Position
 from shared.bus.positions import advance_positions, load_positions
 from shared.bus.quarantine import Cause, SetAside
 from shared.clock import Clock, pause
@@ -51,8 +50,8 @@ class Relay:
         self._lease = lease
         self._clock = clock
         self._partitions = log.partitions(Topic)
-        self._stored: dict[Partition, LogSequence] = {}
-        self._looked: dict[Partition, LogSequence] = {}
+        self._stored: dict[Partition, Position] = {}
+        self._looked: dict[Partition, Position] = {}
         self._parked: frozenset[str] = frozenset()
         self._round = _ROUND_MAX
         self._saved_at = 0.0
@@ -84,6 +83,21 @@ class Relay:
                     gauge.set(0)
                 await self._sender.close()
                 await self._lease.release()
+
+    async def drain(self) -> int:
+        """Relay what is there now, and give the lease back; gives the number of rounds. For tests and tools."""
+        assert await self._lease.try_acquire(url=None), "another process relays"
+        try:
+            await self._load()
+            rounds = 0
+            while await self.step():
+                rounds += 1
+            return rounds
+        finally:
+            await self._lease.release()
+
+    async def close(self) -> None:
+        await self._sender.close()
 
     async def _hold(self, stopping: asyncio.Event) -> None:
         ended = asyncio.Event()
@@ -155,12 +169,12 @@ class Relay:
 
     async def _load(self) -> None:
         async with self._lease.transaction() as tx:
-            self._stored = await load_positions(tx, READER, self._partitions)
+            self._stored = await load_positions(tx, READER, self._partitions, counts=dict.fromkeys(Topic, 1))
             self._parked = await quarantine.load_parked(tx, READER)
         self._looked = dict(self._stored)
         self._saved_at = self._clock.monotonic()
 
-    async def _save(self, positions: Mapping[Partition, LogSequence], aside: Sequence[SetAside]) -> None:
+    async def _save(self, positions: Mapping[Partition, Position], aside: Sequence[SetAside]) -> None:
         async with self._lease.transaction() as tx:
             await advance_positions(tx, READER, stored=self._stored, reached=positions)
             await quarantine.set_aside(tx, READER, aside, now=self._clock.now())

@@ -3,16 +3,15 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from schemas.envelope import Event
-from schemas.envelope import Sequence as LogSequence
 from schemas.registry import EventData
 from schemas.vocabulary import ServiceName, Topic
 from shared.bus import quarantine
-from shared.bus.log import Log, Partition, Record, positions_after, to_event
+from shared.bus.log import Log, Partition, Position, Record, positions_after, to_event
 from shared.bus.positions import advance_positions, load_positions
 from shared.bus.quarantine import Cause, SetAside
 from shared.clock import Clock, pause
@@ -54,7 +53,7 @@ class _Batch:
     """Records as their handler gets them, those set aside, and where the reader stands afterwards."""
 
     records: Sequence[Record]
-    positions: Mapping[Partition, LogSequence]
+    positions: Mapping[Partition, Position]
     events: tuple[Event[EventData], ...] = ()
     aside: tuple[SetAside, ...] = ()
     retried: bool = False
@@ -65,8 +64,8 @@ class _Batch:
 class _Memory:
     """What the loop knows between commits; dropped with the handler's memory."""
 
-    stored: dict[Partition, LogSequence] = field(default_factory=dict)
-    looked: dict[Partition, LogSequence] = field(default_factory=dict)
+    stored: dict[Partition, Position] = field(default_factory=dict)
+    looked: dict[Partition, Position] = field(default_factory=dict)
     parked: frozenset[str] = frozenset()
 
 
@@ -82,7 +81,7 @@ class Consumer:
         self,
         service: ServiceName,
         handler: Handler,
-        consumes: Iterable[Topic],
+        consumes: Collection[Topic],
         *,
         lease: Lease,
         log: Log,
@@ -98,6 +97,7 @@ class Consumer:
         self._instruments = instruments
         self._limits = limits
         self._partitions = log.partitions(consumes)
+        self._counts = {topic: log.count(topic) for topic in consumes}
         self._memory = _Memory()
         self._committed_at = 0.0
         self._upkeep_at = -_UPKEEP_SECONDS
@@ -111,7 +111,7 @@ class Consumer:
         """Build handler's and loop's memory from Postgres. Raises Unavailable, Conflict or LeaseLost."""
         self.is_loaded = False
         async with self._lease.transaction() as tx:
-            stored = await load_positions(tx, self._reader, self._partitions)
+            stored = await load_positions(tx, self._reader, self._partitions, counts=self._counts)
             parked = await quarantine.load_parked(tx, self._reader)
             await self._handler.load(tx)
         self._memory = _Memory(stored=stored, looked=dict(stored), parked=parked)
@@ -170,6 +170,10 @@ class Consumer:
             if not await self.step():
                 return steps
             steps += 1
+
+    async def backlog(self) -> int:
+        """Records that wait, as far as the carrier knows (at most 10,000). Raises Unavailable."""
+        return (await self._log.backlog(self._memory.looked, limit=_LAG_ROWS_MAX)).rows
 
     def _is_due(self) -> bool:
         seconds = self._handler.due_seconds()
@@ -303,6 +307,7 @@ class Consumer:
         memory.stored = dict(batch.positions)
         memory.looked = dict(batch.positions)
         memory.parked |= {item.record.key for item in batch.aside if item.parks_key and item.record.key}
+        self._log.committed(memory.stored)
         self._committed_at = self._clock.monotonic()
         self._instruments.handler_seconds.observe(seconds)
         for event in batch.events:

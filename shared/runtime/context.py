@@ -11,7 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from schemas.vocabulary import ServiceName
 from shared.bus.brokers import Brokers
-from shared.bus.postgres import PostgresLog
+from shared.bus.kafka import KafkaLog
+from shared.bus.log import Log
+from shared.bus.postgres import PostgresLog, load_log_id
 from shared.bus.wakeups import Wakeups
 from shared.clock import Clock
 from shared.db.engine import service_engine
@@ -35,13 +37,17 @@ class Equipment:
     context: ServiceContext
     settings: ServiceSettings
     engine: AsyncEngine
-    log: PostgresLog
+    log: Log
+    """What the service's handler reads."""
     lease: PostgresLease
     wakeups: Wakeups
     relay: Relay | None
     """One candidate for the installation's relay, where events are carried by Kafka."""
 
     async def close(self) -> None:
+        await self.log.close()
+        if self.relay is not None:
+            await self.relay.close()
         await self.engine.dispose()
 
 
@@ -89,11 +95,18 @@ def equip(
         read=_reader(engine),
         wait_for_events=_Waiter(wakeups).wait,
     )
-    log = PostgresLog(engine, wakeups)
+    outbox_log = PostgresLog(engine, wakeups)
+    log: Log = outbox_log
     relay = None
     if brokers is not None:
+        log = KafkaLog(
+            brokers,
+            group=f"tide.{service.value}",
+            load_log_id=lambda: _log_id(engine),
+            instruments=instruments,
+        )
         relay = Relay(
-            log=log,
+            log=outbox_log,
             sender=Sender(brokers, seconds=settings.send_seconds),
             lease=lease_named(RELAY, Instruments(RELAY)),
             clock=clock,
@@ -108,6 +121,12 @@ def equip(
         wakeups=wakeups,
         relay=relay,
     )
+
+
+async def _log_id(engine: AsyncEngine) -> str:
+    with connecting():
+        async with engine.connect() as connection:
+            return await load_log_id(connection)
 
 
 def _door(

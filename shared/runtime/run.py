@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from schemas.vocabulary import ServiceName
+from shared.bus.brokers import Brokers
 from shared.bus.retention import run_retention
+from shared.bus.topics import ensure_topics
 from shared.bus.wakeups import Wakeups
 from shared.clock import Clock, SystemClock, pause
 from shared.db.errors import connecting
@@ -14,12 +16,13 @@ from shared.db.horizon import Horizon
 from shared.db.migrate import is_migrated
 from shared.errors import Conflict, LeaseLost, Unavailable
 from shared.http import add_readiness, bind, run_http
+from shared.outbox.relay import READER as RELAY
 from shared.runtime.backoff import backoff_seconds
 from shared.runtime.consumer import Consumer, ConsumerLimits
 from shared.runtime.context import Equipment, equip
 from shared.runtime.installation import Installation
 from shared.runtime.service import ServiceContext, ServiceParts
-from shared.settings import ServiceSettings
+from shared.settings import ServiceSettings, SettingsError
 from shared.telemetry.logs import bind_log_fields, get_logger
 
 Build: TypeAlias = Callable[[ServiceContext], ServiceParts]
@@ -40,8 +43,11 @@ class _State:
     role: str | None = "looking whether another process is active"
     is_stopping: bool = False
 
+    carrier: Callable[[], str | None] = lambda: None
+    """Why no events come, where that keeps the service from what it is for."""
+
     def reason(self) -> str | None:
-        return "stopping" if self.is_stopping else self.database or self.role
+        return "stopping" if self.is_stopping else self.database or self.role or self.carrier()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,6 +58,7 @@ class _Run:
     parts: ServiceParts
     clock: Clock
     database_url: str
+    brokers: Brokers | None
     url: str = ""
     state: _State = field(default_factory=_State)
 
@@ -81,6 +88,34 @@ async def run_service(
     Raises SettingsError for bad settings, and whatever ended the service.
     """
     bind_log_fields({"service": name.value})
+    try:
+        await _run_service(name, build, installation, stopping, wakeups=wakeups, clock=clock, on_ready=on_ready)
+    except BaseExceptionGroup as failed:
+        settings, _ = failed.split(SettingsError)
+        if settings is None:
+            raise
+        raise _first(settings) from failed
+
+
+def _first(failed: BaseExceptionGroup[SettingsError]) -> SettingsError:
+    """The settings that are wrong end the service, not the group of tasks that found it."""
+    found: BaseException = failed
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, SettingsError)
+    return found
+
+
+async def _run_service(
+    name: ServiceName,
+    build: Build,
+    installation: Installation,
+    stopping: asyncio.Event,
+    *,
+    wakeups: Wakeups | None,
+    clock: Clock | None,
+    on_ready: Callable[[str], None] | None,
+) -> None:
     clock = clock or SystemClock()
     settings = ServiceSettings.of(name)
     own = wakeups or Wakeups(installation.database_url)
@@ -96,7 +131,13 @@ async def run_service(
     )
     try:
         parts = build(equipment.context)
-        run = _Run(equipment=equipment, parts=parts, clock=clock, database_url=installation.database_url)
+        run = _Run(
+            equipment=equipment,
+            parts=parts,
+            clock=clock,
+            database_url=installation.database_url,
+            brokers=installation.brokers,
+        )
         await _run(run, stopping, background=None if wakeups else own.run, on_ready=on_ready)
     finally:
         await equipment.lease.release()
@@ -110,6 +151,8 @@ async def _run(
     settings = run.settings
     bound = bind(settings.host, settings.port)
     run.url = bound.url(settings.advertise_host)
+    if not run.parts.serves_without_events:
+        run.state.carrier = lambda: run.equipment.log.trouble if run.equipment.lease.is_held else None
     add_readiness(run.parts.app, run.state.reason)
     _log.info("service_started", url=run.url)
     closing = asyncio.Event()
@@ -133,9 +176,10 @@ async def _work(run: _Run, stopping: asyncio.Event) -> None:
             await _until_migrated(run, stopping)
             tasks = [group.create_task(_standing(loop, stopping)) for loop in run.parts.standing_loops]
             tasks.append(group.create_task(_standing(_retention(run), stopping)))
+            tasks.append(group.create_task(_ping(run, stopping)))
+            await _until_topics(run, stopping)
             if run.equipment.relay is not None:
                 tasks.append(group.create_task(_standing(run.equipment.relay.run, stopping)))
-            tasks.append(group.create_task(_ping(run, stopping)))
             await _active(run, stopping)
             await asyncio.wait(tasks)
             stop.cancel()
@@ -162,8 +206,24 @@ async def _until_migrated(run: _Run, stopping: asyncio.Event) -> None:
         await pause(stopping, 0.2)
 
 
+async def _until_topics(run: _Run, stopping: asyncio.Event) -> None:
+    """The first process that gets there makes them. Raises SettingsError for topics that cannot be used."""
+    failures = 0
+    while run.brokers is not None and not stopping.is_set():
+        try:
+            await ensure_topics(run.brokers)
+            return
+        except Unavailable as exc:
+            failures += 1
+            run.state.role = None if run.parts.serves_without_events else str(exc)
+            if failures == 1:
+                _log.warning("kafka_not_reached", detail=str(exc))
+        await pause(stopping, backoff_seconds(failures, maximum=2.0))
+
+
 def _retention(run: _Run) -> Loop:
-    return lambda stopping: run_retention(run.equipment.engine, run.clock, stopping)
+    readers = () if run.equipment.relay is None else (RELAY,)
+    return lambda stopping: run_retention(run.equipment.engine, run.clock, stopping, readers=readers)
 
 
 async def _standing(loop: Loop, stopping: asyncio.Event) -> None:

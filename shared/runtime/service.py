@@ -112,3 +112,5 @@ class ServiceParts:
     app: FastAPI
     loops: tuple[Callable[[asyncio.Event], Awaitable[None]], ...] = ()
     standing_loops: tuple[Callable[[asyncio.Event], Awaitable[None]], ...] = ()
+    serves_without_events: bool = False
+    """It is ready although no events come: the door takes submissions, which are safe in Postgres."""

@@ -12,7 +12,8 @@ from schemas.envelope import START, Draft, Event
 from schemas.envelope import Sequence as LogSequence
 from schemas.registry import EventData
 from schemas.vocabulary import DEFAULT_TENANT, ServiceName, Topic
-from shared.bus.log import Partition, to_event
+from shared.bus.brokers import Brokers
+from shared.bus.log import Partition, Position, to_event
 from shared.bus.postgres import read_page
 from shared.bus.wakeups import Wakeups
 from shared.clock import Clock
@@ -51,7 +52,7 @@ async def read_log(
     """Every event of the log, in order."""
     engine = plain_engine(database.url, Session(application="test"))
     async with engine.connect() as connection:
-        positions = {Partition(topic): after for topic in topics}
+        positions = {Partition(topic): Position(after) for topic in topics}
         page = await read_page(connection, positions, limit=100_000)
     return [to_event(record) for record in page.records]
 
@@ -89,11 +90,28 @@ class ServiceHarness:
         await publish(self.database, service, *drafts, clock=self.context.clock)
 
     async def drain(self) -> int:
-        """Gives the number of batches."""
-        return await self.consumer.drain()
+        """Everything that is published by now; gives the number of batches."""
+        return await drain(self.equipment, self.consumer)
 
     async def log(self, topics: Iterable[Topic] = tuple(Topic)) -> list[Event[EventData]]:
         return await read_log(self.database, topics)
+
+
+async def settle(equipment: Equipment) -> None:
+    """Return once the carrier has everything that is published. The Postgres carrier is the outbox itself."""
+    if equipment.relay is not None:
+        await equipment.relay.drain()
+
+
+async def drain(equipment: Equipment, consumer: Consumer) -> int:
+    """Have the consumer handle everything that is published by now; gives the number of batches."""
+    batches = 0
+    while True:
+        await settle(equipment)
+        batches += await consumer.drain()
+        if equipment.relay is None or not await consumer.backlog():
+            return batches
+        await equipment.log.wait(seen=await equipment.log.wait(seen=-1, seconds=0), seconds=0.1)
 
 
 @asynccontextmanager
@@ -104,6 +122,7 @@ async def equipped(
     clock: Clock,
     state_directory: Path = Path("/nonexistent"),
     settings: ServiceSettings | None = None,
+    brokers: Brokers | None = None,
 ) -> AsyncIterator[Equipment]:
     """A service's context on a real database; the lease is not taken yet."""
     equipment = equip(
@@ -114,6 +133,7 @@ async def equipped(
         clock=clock,
         wakeups=Wakeups(database.url),
         settings=settings or ServiceSettings.of(service),
+        brokers=brokers,
     )
     try:
         yield equipment
@@ -132,11 +152,19 @@ async def harness(
     clock: Clock,
     state_directory: Path = Path("/nonexistent"),
     settings: ServiceSettings | None = None,
+    brokers: Brokers | None = None,
 ) -> AsyncIterator[ServiceHarness]:
     """``make_handler(context)`` gives the handler. The lease is held inside the block; nothing runs by itself."""
     async with AsyncExitStack() as stack:
         equipment = await stack.enter_async_context(
-            equipped(database, service, clock=clock, state_directory=state_directory, settings=settings)
+            equipped(
+                database,
+                service,
+                clock=clock,
+                state_directory=state_directory,
+                settings=settings,
+                brokers=brokers,
+            )
         )
         assert await equipment.lease.try_acquire(url=None), "somebody else holds the lease"
         handler = make_handler(equipment.context)

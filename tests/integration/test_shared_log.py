@@ -13,7 +13,7 @@ from schemas.envelope import START, Draft
 from schemas.events.worker import RoomFreed
 from schemas.registry import EventData
 from schemas.vocabulary import ServiceName, Topic
-from shared.bus.log import Partition
+from shared.bus.log import Partition, Position
 from shared.bus.postgres import READ, end_of_log, read_page, trimmed_until
 from shared.bus.retention import delete_old_rows
 from shared.bus.wakeups import Wakeups
@@ -255,7 +255,7 @@ async def test_the_end_of_the_log_is_behind_everything_that_is_decided(database:
     await publish(database, ServiceName.EXECUTION, freed(1))
     async with database.engine() as engine, engine.connect() as connection:
         end = await end_of_log(connection)
-        assert (await read_page(connection, {WORKER: START}, limit=10)).records != ()
-        assert (await read_page(connection, {WORKER: end}, limit=10)).records == ()
+        assert (await read_page(connection, {WORKER: Position(START)}, limit=10)).records != ()
+        assert (await read_page(connection, {WORKER: Position(end)}, limit=10)).records == ()
         await publish(database, ServiceName.EXECUTION, freed(2))
-        assert len((await read_page(connection, {WORKER: end}, limit=10)).records) == 1
+        assert len((await read_page(connection, {WORKER: Position(end)}, limit=10)).records) == 1

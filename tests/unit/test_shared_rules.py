@@ -14,7 +14,7 @@ from schemas.envelope import Sequence as LogSequence
 from schemas.events.worker import RoomFreed
 from schemas.registry import encode
 from schemas.vocabulary import Topic
-from shared.bus.log import Headers, Partition, Record, positions_after, to_event
+from shared.bus.log import Headers, Partition, Position, Record, positions_after, to_event
 from shared.db.engine import parse_database_url
 from shared.db.state import closed_parent, may_run, prepare_state_directory
 from shared.errors import Poison, Rejected
@@ -95,9 +95,9 @@ def test_bad_headers_are_poison(data: bytes) -> None:
 
 
 def test_positions_move_only_where_records_were() -> None:
-    before = {Partition(Topic.WORKER): LogSequence(1, 1), Partition(Topic.JOB): LogSequence(2, 2)}
+    before = {Partition(Topic.WORKER): Position(LogSequence(1, 1)), Partition(Topic.JOB): Position(LogSequence(2, 2))}
     after = positions_after([record(sequence=LogSequence(3, 1)), record(sequence=LogSequence(3, 4))], before)
-    assert after == {**before, Partition(Topic.WORKER): LogSequence(3, 4)}
+    assert after == {**before, Partition(Topic.WORKER): Position(LogSequence(3, 4))}
 
 
 # -- database and state folder --------------------------------------------------------------------------------
