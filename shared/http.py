@@ -71,17 +71,22 @@ def _add_operations(app: FastAPI, instruments: Instruments) -> None:
     async def livez() -> dict[str, str]:
         return {"status": "alive"}
 
+    ready_now = instruments.gauge("ready_info", "1 while this process is ready, as /readyz says.")
+
+    def objection() -> str | None:
+        return next((reason for ready in app.state.readiness if (reason := ready()) is not None), None)
+
     @app.get("/readyz", tags=["operations"], summary="Ready to serve, or 503 with the reason.")
     async def readyz(request: Request) -> Response:
-        for ready in request.app.state.readiness:
-            reason = ready()
-            if reason is not None:
-                return problems.problem(503, "not_ready", reason, instance="/readyz", headers={"Retry-After": "1"})
+        reason = objection()
+        if reason is not None:
+            return problems.problem(503, "not_ready", reason, instance="/readyz", headers={"Retry-After": "1"})
         role: str | None = request.app.state.role
         return JSONResponse({"status": "ready", **({"role": role} if role else {})})
 
     @app.get("/metrics", tags=["operations"], summary="Prometheus instruments.", response_class=Response)
     async def metrics() -> Response:
+        ready_now.set(objection() is None)
         return Response(instruments.render(), media_type=CONTENT_TYPE)
 
 

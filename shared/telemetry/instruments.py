@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics import MetricWrapperBase
 
@@ -22,6 +22,7 @@ class Instruments:
 
     def __init__(self, service: str) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
+        ProcessCollector(registry=self.registry)
         self._prefix = f"tidewright_{service}_"
         self._made: dict[str, MetricWrapperBase] = {}
         self.handler_seconds = self.histogram("handler_seconds", "One batch, from its first record to the commit.")

@@ -97,7 +97,7 @@ class EmbeddedKafka:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call
             )
         self._await_start(seen)
         return self.servers
@@ -223,5 +223,5 @@ def free_ports(count: int) -> list[int]:
             probe.close()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
