@@ -10,7 +10,7 @@ from typing import Final
 from schemas.envelope import Draft
 from schemas.events.capacity import CapacityObserved
 from schemas.registry import EventData
-from schemas.vocabulary import CLUSTER_KEY, DEFAULT_FLAVOR, DEFAULT_TENANT, JobId, MemberName, Mode
+from schemas.vocabulary import CLUSTER_KEY, DEFAULT_FLAVOR, DEFAULT_TENANT, Attribution, JobId, MemberName, Mode
 from services.execution.core.capacity import observe_node
 from services.execution.core.generations import needs_checkpoint
 from services.execution.core.placement import free_devices
@@ -118,6 +118,7 @@ class Reconciler:
         self._members = instruments.gauge("held_members_total", "Processes that are held now.")
         self._offers = instruments.counter("generations_offered_total", "Training groups offered.")
         self._ends = instruments.counter("members_gone_total", "Members seen gone, by whose doing.", ("attribution",))
+        instruments.begin_at_zero(self._ends, (*Attribution, "none"))
 
     # -- the loop -----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from schemas.events.allocation import (
 )
 from schemas.events.job import JobSubmitted
 from schemas.registry import EventData
-from schemas.vocabulary import JobId, PriorityClass
+from schemas.vocabulary import DecisionCode, JobId, PriorityClass
 from services.queueing.core.book import Book, QueueKey
 from services.queueing.core.cycle import apply_word, end_pauses, next_pause_seconds, settle
 from services.queueing.core.observing import observe_queues
@@ -39,6 +39,7 @@ class QueueingHandler:
             "pending_jobs_total", "Jobs that wait and are not held.", ("priority",)
         )
         self._charged_jobs = instruments.gauge("charged_jobs_total", "Jobs that something is charged to.")
+        instruments.begin_at_zero(instruments.decisions, DecisionCode)
         self._plan_seconds = instruments.histogram("plan_seconds", "One plan, carried out in memory.")
         self._book = Book()
         self._observed: dict[QueueKey, QueueObserved] = {}

@@ -95,6 +95,7 @@ class Consumer:
         self._log = log
         self._clock = clock
         self._instruments = instruments
+        instruments.begin_at_zero(instruments.quarantined_records, Cause)
         self._limits = limits
         self._partitions = log.partitions(consumes)
         self._counts = {topic: log.count(topic) for topic in consumes}

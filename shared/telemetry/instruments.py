@@ -1,6 +1,6 @@
 """Prometheus instruments of one service, in a registry of its own, so that five can live in one process."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -45,6 +45,12 @@ class Instruments:
 
     def counter(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Counter:
         return self._once(Counter, name, documentation, labels)
+
+    @staticmethod
+    def begin_at_zero(counter: Counter, values: Iterable[str]) -> None:
+        """Show a counter's series before anything was counted: Prometheus sees an increase only from what it saw."""
+        for value in values:
+            counter.labels(value)
 
     def gauge(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Gauge:
         return self._once(Gauge, name, documentation, labels)

@@ -1,37 +1,66 @@
-"""The compose file's process set: a real training job survives SIGKILL of each service, one after the other."""
+"""The compose file's process set on a real Kafka: a training job survives SIGKILL of each service in turn."""
 
 import json
 import os
+import re
 import signal
 import time
 from collections import Counter
 from pathlib import Path
 
+import httpx
 import pytest
+import yaml
 
 from services.launch.process_set import Servers, process_set
 from shared.testing.kafka import EmbeddedKafka
 from shared.testing.postgres import DatabaseServer, temporary_state_directory
+from shared.testing.prometheus import running_prometheus
+from tests.acceptance.panels import DEPLOY, PANELS, alert_expressions, names_in
 from tidewright.client import TERMINAL_PHASES, Client
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"
 SERVICES = ("intake", "queueing", "metrics", "scaling", "execution")
+SCALE = {"intake": 2, "metrics": 2}
+EVERYTHING = (*SERVICES, "intake-2", "metrics-2")
+KILLED = ("intake", "queueing", "metrics", "scaling", "execution", "metrics-2")
+RARE = {
+    "What went wrong",
+}
 
 
 @pytest.fixture(scope="module")
 def running(postgres: DatabaseServer, kafka: EmbeddedKafka):
-    """What the compose file builds; Postgres and Kafka are the tests' own servers."""
+    """What the compose file builds, with two doors and two of metrics; Postgres and Kafka are the tests' own."""
     postgres.server.psql("create database process_set", "postgres")
     with temporary_state_directory() as root:
         servers = Servers(
             database_url=postgres.server.url_of("process_set"), kafka_servers=kafka.servers, kafka_prefix="set."
         )
-        programs = process_set(FILE, root=root, servers=servers, variables={"TIDE_POSTGRES_PASSWORD": "unused"})
+        variables = {"TIDE_POSTGRES_PASSWORD": "unused"}
+        programs = process_set(FILE, root=root, servers=servers, variables=variables, scale=SCALE)
         with programs.running():
-            programs.wait_healthy(seconds=60)
+            programs.wait_healthy(seconds=90)
             yield programs
     postgres.server.psql("drop database process_set with (force)", "postgres")
+
+
+@pytest.fixture(scope="module")
+def prometheus(running, tmp_path_factory):
+    """Ours, but for where it finds the processes, and that it looks every second."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    configuration = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    configuration["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    configuration["rule_files"] = [str(DEPLOY / "alerts" / "*.yml")]
+    for job in configuration["scrape_configs"]:
+        del job["dns_sd_configs"]
+        urls = [running.url(name) for name in EVERYTHING if name.partition("-")[0] == job["job_name"]]
+        job["static_configs"] = [{"targets": [url.removeprefix("http://") for url in urls]}]
+    path = folder / "prometheus.yml"
+    path.write_text(yaml.safe_dump(configuration))
+    with running_prometheus(path, folder) as found:
+        yield found
 
 
 def until(what, found, *, seconds=60.0):
@@ -52,20 +81,20 @@ def applied_steps(root: Path, job: str) -> list[int]:
     return [entry["step"] for entry in ledger(root, job) if entry["k"] == "applied" and entry["rank"] == 0]
 
 
-def test_a_job_goes_on_while_each_service_is_killed_and_comes_back(running):
+def test_a_job_goes_on_while_each_service_is_killed_and_comes_back(running, prometheus):
     with Client(running.url("intake"), retry_seconds=30) as client:
         job = client.submit(
             {
                 "name": "digits",
                 "script": str(ROOT / "examples" / "digits.py"),
-                "args": ["--epochs", "24", "--step-delay", "0.08"],
+                "args": ["--epochs", "28", "--step-delay", "0.08"],
                 "workers_min": 2,
                 "workers_max": 2,
             }
         )["id"]
         until("it trains", lambda: len(applied_steps(running.root, job)) > 5)
         members = {member["member"]: member["pid"] for member in client.members(job)}
-        for name in SERVICES:
+        for name in KILLED:
             before, step = running.starts(name), max(applied_steps(running.root, job))
             os.kill(running.pid(name), signal.SIGKILL)
             until(f"{name} is started again", lambda name=name, before=before: running.starts(name) > before)
@@ -82,6 +111,40 @@ def test_a_job_goes_on_while_each_service_is_killed_and_comes_back(running):
         assert Counter(history)["tide.worker.group_ended.v1"] == 1
         assert "held-out accuracy" in "".join(line.line for line in client.logs(job))
     assert_every_step_once(running.root, job)
+    assert_every_panel_shows_something(prometheus)
+
+
+def test_every_metric_that_dashboard_and_alerts_name_is_there(running, prometheus):
+    known = set(until("it was looked at", lambda: asked(prometheus, "metadata")))
+    expressions = {**alert_expressions(), **{f"{panel.title}: {panel.legend}": panel.expression for panel in PANELS}}
+    named = {where: names_in(expression) - {"up"} for where, expression in expressions.items()}
+    assert sum(map(len, named.values())) > 40
+    missing = {
+        where: unknown
+        for where, names in named.items()
+        if (unknown := {name for name in names if not any(re.fullmatch(name, each) for each in known)})
+    }
+    assert missing == {}
+
+
+def asked(prometheus, path, **parameters):
+    answer = httpx.get(f"{prometheus.url}/api/v1/{path}", params=parameters, timeout=20).json()
+    assert answer["status"] == "success", (parameters, answer)
+    return answer["data"]
+
+
+def assert_every_panel_shows_something(prometheus):
+    """Prometheus understands every expression; what is asked for has values, and the labels that a legend names."""
+    for panel in PANELS:
+
+        def series_of(panel=panel):
+            return asked(prometheus, "query", query=panel.expression)["result"]
+
+        series = series_of() if panel.title in RARE else until(f"values of {panel}", series_of, seconds=20)
+        wanted = set(re.findall(r"\{\{(\w+)\}\}", panel.legend))
+        assert all(wanted <= set(each["metric"]) for each in series), (panel, series[:2])
+    for alert, expression in alert_expressions().items():
+        assert asked(prometheus, "query", query=expression)["resultType"] == "vector", alert
 
 
 def assert_every_step_once(root: Path, job: str) -> None:
