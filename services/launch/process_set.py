@@ -30,9 +30,13 @@ _KAFKA_PREFIX: Final = "TIDE_KAFKA_PREFIX"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalProgram:
-    """One service of the compose file as it is started here. ``url``: where its HTTP answers, if it has any."""
+    """One service of the compose file as it is started here. ``url``: where its HTTP answers, if it has any.
+
+    ``name``: that of the service, with a number from the second replica on.
+    """
 
     name: str
+    service: str
     command: tuple[str, ...]
     environment: dict[str, str]
     health: tuple[str, ...]
@@ -105,6 +109,7 @@ def _plan_program(
         environment[port_name] = outside
     return LocalProgram(
         name=name,
+        service=service.name,
         command=tuple(mapped(word) for word in service.command),
         environment=_with_kafka(environment, servers),
         health=tuple(mapped(word) for word in service.health),
@@ -246,10 +251,17 @@ def process_set(
     servers: Servers,
     variables: Mapping[str, str],
     scale: Mapping[str, int] | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> ProcessSet:
-    """The process set of a compose file under ``root`` (short: sockets lie in it). Raises ComposeError."""
+    """The process set of a compose file under ``root`` (short: sockets lie in it). Raises ComposeError.
+
+    ``settings``: variables for every service besides those of the file, for a run that needs others.
+    """
     services = read_compose(path, variables)
     programs = plan_programs(services, root=root, servers=servers, ports=_free_ports(), scale=scale)
+    for program in programs.values():
+        if program.url is not None:
+            program.environment.update(settings or {})
     ours = [service for service in services.values() if service.is_ours]
     volumes = {mount.source for service in ours for mount in service.mounts if mount.is_named}
     for folder in (*(f"volumes/{name}" for name in volumes), *(f"containers/{name}" for name in programs)):

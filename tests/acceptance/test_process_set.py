@@ -12,18 +12,18 @@ import httpx
 import pytest
 import yaml
 
+from loadtests.deployment import local_prometheus
 from services.launch.process_set import Servers, process_set
 from shared.testing.kafka import EmbeddedKafka
 from shared.testing.postgres import DatabaseServer, temporary_state_directory
 from shared.testing.prometheus import running_prometheus
-from tests.acceptance.panels import DEPLOY, PANELS, alert_expressions, names_in
+from tests.acceptance.panels import PANELS, alert_expressions, names_in
 from tidewright.client import TERMINAL_PHASES, Client
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"
 SERVICES = ("intake", "queueing", "metrics", "scaling", "execution")
 SCALE = {"intake": 2, "metrics": 2}
-EVERYTHING = (*SERVICES, "intake-2", "metrics-2")
 KILLED = ("intake", "queueing", "metrics", "scaling", "execution", "metrics-2")
 RARE = {
     "What went wrong",
@@ -50,15 +50,8 @@ def running(postgres: DatabaseServer, kafka: EmbeddedKafka):
 def prometheus(running, tmp_path_factory):
     """Ours, but for where it finds the processes, and that it looks every second."""
     folder = tmp_path_factory.mktemp("prometheus")
-    configuration = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
-    configuration["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    configuration["rule_files"] = [str(DEPLOY / "alerts" / "*.yml")]
-    for job in configuration["scrape_configs"]:
-        del job["dns_sd_configs"]
-        urls = [running.url(name) for name in EVERYTHING if name.partition("-")[0] == job["job_name"]]
-        job["static_configs"] = [{"targets": [url.removeprefix("http://") for url in urls]}]
     path = folder / "prometheus.yml"
-    path.write_text(yaml.safe_dump(configuration))
+    path.write_text(yaml.safe_dump(local_prometheus(running)))
     with running_prometheus(path, folder) as found:
         yield found
 
