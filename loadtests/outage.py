@@ -165,9 +165,12 @@ def measure(*, seconds: float, recover_seconds: float, say: Callable[[str], None
         _come_back(found, jobs, seen, say)
         _mend(jobs, seen, say)
         _pass_deadlines(jobs, seen, say)
-        _judge(jobs, seen)
+        _note_replaced(jobs, seen)
         for played in jobs.values():
             client.cancel(played.job)
+        for name, played in jobs.items():
+            until(f"{name}: it has ended", lambda played=played: client.job(played.job)["phase"] == "Cancelled")  # type: ignore[misc]
+        _judge(jobs, seen)
     return seen
 
 
@@ -271,7 +274,7 @@ def _pass_deadlines(jobs: Mapping[str, Played], seen: Outage, say: Callable[[str
 # -- the judgement --------------------------------------------------------------------------------------------
 
 
-def _judge(jobs: Mapping[str, Played], seen: Outage) -> None:
+def _note_replaced(jobs: Mapping[str, Played], seen: Outage) -> None:
     wanted: dict[str, dict[str, int]] = {
         "is left alone": {"0": 1, "1": 1},
         "one of three dies": {"0": 2, "1": 1, "2": 1},
@@ -284,6 +287,10 @@ def _judge(jobs: Mapping[str, Played], seen: Outage) -> None:
         seen.replaced[name] = [index for index, number in sorted(incarnations.items()) if number > 1]
         if name in wanted and incarnations != wanted[name]:
             seen.faults.append(f"{name}: incarnations are {incarnations}, not {wanted[name]}")
+
+
+def _judge(jobs: Mapping[str, Played], seen: Outage) -> None:
+    for name, played in jobs.items():
         training = read_training(read_ledgers(played.ledgers.folder), finished=False)
         seen.faults += [f"{name}: {fault}" for fault in training.faults]
         if name != "passes its deadline" and training.repeated:
