@@ -17,7 +17,7 @@ RESIZE_SECONDS_MAX: Final = 60.0
 _STEPS: Final = 1_000_000
 _POLL_SECONDS: Final = 0.05
 _STEP_SECONDS: Final = 0.1
-"""Long, since Paddle loses some 300 bytes in every step, and this is about generations."""
+"""Long, since this is about generations."""
 _SETTLED_AFTER: Final = 24
 """Generations after which what is used once has been used: the C library gives its first threads an arena each, eight
 for every core."""

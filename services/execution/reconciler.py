@@ -12,7 +12,7 @@ from schemas.events.capacity import CapacityObserved
 from schemas.registry import EventData
 from schemas.vocabulary import CLUSTER_KEY, DEFAULT_FLAVOR, DEFAULT_TENANT, Attribution, JobId, MemberName, Mode
 from services.execution.core.capacity import observe_node
-from services.execution.core.generations import needs_checkpoint
+from services.execution.core.generations import members_of_line, needs_checkpoint
 from services.execution.core.placement import free_devices
 from services.execution.core.reconcile import decide
 from services.execution.core.seen import Limits
@@ -212,14 +212,14 @@ class Reconciler:
             self._memory.settled = self._clock.monotonic() >= self._settle_at or self._all_are_back()
 
     def _all_are_back(self) -> bool:
-        """Every member of a live group that was admitted and still runs has a connection."""
+        """Every member that may hold a group's state and still runs has a connection."""
         for view in self._memory.jobs.values():
             if view.job.spec is None or view.job.spec.mode is not Mode.LIVE:
                 continue
-            for member in view.job.held(view.job.workers.role):
-                process, report = view.processes.get(member.name), view.reports.get(member.name)
+            for name in members_of_line(view.job):
+                process, report = view.processes.get(name), view.reports.get(name)
                 runs = process is not None and process.recorded and not process.ended
-                if member.state is MemberState.ADMITTED and runs and (report is None or not report.connected):
+                if runs and (report is None or not report.connected):
                     return False
         return True
 

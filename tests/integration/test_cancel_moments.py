@@ -127,6 +127,7 @@ def test_recovering(bed: CancelBed, tmp_path: Path) -> None:
     since = time.monotonic()
     bed.client.cancel(job)
     bed.ends(job, processes=bed.tree(job), since=since)
+    assert bed.events(job).count("tide.worker.checkpointed.v1") == 1, "who holds the state leaves it on the disk"
 
 
 def test_draining_for_another(bed: CancelBed) -> None:

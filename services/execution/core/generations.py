@@ -110,9 +110,8 @@ def plan_offer(job: Job, seen: Seen, *, gathered: bool, worn: Sequence[MemberNam
     ``worn``: members that newcomers of a resize should replace, most worn first.
     """
     here = standing_of(job, seen)
-    line = job.line
-    touched = frozenset(name for generation in line for name in generation.members)
-    if any(member.name in touched for member in here.unheard):
+    line = members_of_line(job)
+    if any(member.name in line for member in here.unheard):
         return Hold(reason="a member of the group has no connection")
     if here.stepping:
         plan = _change_running(job, seen, here, gathered=gathered, worn=worn)
@@ -123,6 +122,12 @@ def plan_offer(job: Job, seen: Seen, *, gathered: bool, worn: Sequence[MemberNam
     if isinstance(plan, Offer) and not shares_a_member(job, plan.members):
         return Hold(reason="the offer would share no member with a generation that may be running")
     return plan
+
+
+def members_of_line(job: Job) -> tuple[MemberName, ...]:
+    """Who may hold the state: held members of the last started generation, and of those offered since."""
+    named = frozenset(name for generation in job.line for name in generation.members)
+    return tuple(member.name for member in job.held() if member.name in named)
 
 
 def shares_a_member(job: Job, members: Sequence[MemberName]) -> bool:
