@@ -24,7 +24,7 @@ from loadtests.soak_watch import SERVER, Sample, ServerWatch, chart, windows
 SLOTS: Final = 4
 FLAT_RATIO_MAX: Final = 0.05
 TRAINER_BYTES_MAX: Final = 32 * 1024
-TRAINER_BYTES_MEAN_MAX: Final = 3 * TRAINER_BYTES_MAX
+TRAINER_BYTES_MEAN_MAX: Final = 2 * TRAINER_BYTES_MAX
 _MIB: Final = 1 << 20
 _PROGRESS_SECONDS: Final = 10.0
 _BURST: Final = 16
@@ -69,7 +69,7 @@ class Soak:
         if growth.settled and (
             growth.memory_bytes > TRAINER_BYTES_MAX or growth.memory_bytes_mean > TRAINER_BYTES_MEAN_MAX
         ):
-            found.append("the trainer loses more than 32 KB per generation (mean: 96 KB)")
+            found.append("the trainer loses more than 32 KB per generation (mean: 64 KB)")
         if self.shims_left:
             found.append(f"{self.shims_left} children of the zygote are left")
         return found

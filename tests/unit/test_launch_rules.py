@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.launch.commands import _variable
+from services.launch.parts import ChildPart
 from services.launch.processes import ProcessId
 from services.launch.record import UpRecord, read_record, record_path, write_record
 from services.launch.restarts import Restarts
@@ -94,3 +95,20 @@ def test_overrides_are_the_variables_that_services_read():
 def test_overrides_that_are_none_say_how_to_write_them(text):
     with pytest.raises(click.UsageError, match=r"SECTION\.NAME=VALUE|there is no section"):
         _variable(text)
+
+
+def test_last_words_are_of_the_last_start_and_few_however_long_the_log_is(tmp_path):
+    log = tmp_path / "services.log"
+    part = ChildPart(name="x", command=(), environment={}, log=log, stop_seconds=1.0, log_bytes_max=1 << 20)
+    assert part.last_words() == []
+    log.write_text("of an earlier start\n")
+    part.log_begin = log.stat().st_size
+    with log.open("a") as file:
+        file.write('{"level": "info"}\nfirst\n')
+    assert part.last_words() == ["first"]
+    with log.open("a") as file:
+        file.truncate(1 << 32)  # a hole of gigabytes: who reads all of it has no memory left
+        file.seek(0, 2)
+        file.write("\n" + "y" * 1000 + "\nlast\n")
+    assert part.last_words()[-2:] == ["y" * 300, "last"]
+    assert all(len(line) <= 300 for line in part.last_words())
