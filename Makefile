@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 GPU_VENV := .venv-gpu
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu-wheel check format lock generate clean
+.PHONY: help setup demo deployment test test-gpu-wheel check format lock generate clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,6 +32,9 @@ check: setup  ## format, lint, types, import contracts, unit and property tests:
 
 demo: setup  ## the main job, live, in two minutes (DEMO_FAULT=no-shrink|lost-worker|double-run|stalled shows a failing check)
 	@DEMO_FAULT=$(DEMO_FAULT) $(BIN)/python -m demo
+
+deployment: setup  ## the processes of docker-compose.yml on this machine, with a real Postgres, Kafka and Prometheus; Ctrl-C ends it
+	@$(BIN)/python -m loadtests.deployment
 
 generate: setup  ## write JSON Schemas and docs/events.md from the event models
 	@$(BIN)/python -m schemas.generate
