@@ -104,6 +104,9 @@ def test_a_job_goes_on_while_each_service_is_killed_and_comes_back(running, prom
         assert Counter(history)["tide.worker.group_ended.v1"] == 1
         assert "held-out accuracy" in "".join(line.line for line in client.logs(job))
     assert_every_step_once(running.root, job)
+    with Client(running.url("intake-2"), retry_seconds=30) as other_door:
+        assert other_door.job(job)["phase"] == "Succeeded"
+        other_door.cancel(other_door.submit({"script": str(ROOT / "examples" / "digits.py"), "held": True})["id"])
     assert_every_panel_shows_something(prometheus)
 
 
