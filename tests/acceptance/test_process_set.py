@@ -1,5 +1,6 @@
 """The compose file's process set on a real Kafka: a training job survives SIGKILL of each service in turn."""
 
+import asyncio
 import json
 import os
 import re
@@ -14,15 +15,18 @@ import yaml
 
 from loadtests.deployment import local_prometheus
 from services.launch.process_set import Servers, process_set
+from shared.bus.brokers import Brokers
 from shared.testing.kafka import EmbeddedKafka
 from shared.testing.postgres import DatabaseServer, temporary_state_directory
 from shared.testing.prometheus import running_prometheus
 from tests.acceptance.panels import PANELS, alert_expressions, names_in
+from tests.integration.kafka_bed import read_topics
 from tidewright.client import TERMINAL_PHASES, Client
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"
 SERVICES = ("intake", "queueing", "metrics", "scaling", "execution")
+PREFIX = "set."
 SCALE = {"intake": 2, "metrics": 2}
 KILLED = ("intake", "queueing", "metrics", "scaling", "execution", "metrics-2")
 RARE = {
@@ -36,7 +40,7 @@ def running(postgres: DatabaseServer, kafka: EmbeddedKafka):
     postgres.server.psql("create database process_set", "postgres")
     with temporary_state_directory() as root:
         servers = Servers(
-            database_url=postgres.server.url_of("process_set"), kafka_servers=kafka.servers, kafka_prefix="set."
+            database_url=postgres.server.url_of("process_set"), kafka_servers=kafka.servers, kafka_prefix=PREFIX
         )
         variables = {"TIDE_POSTGRES_PASSWORD": "unused"}
         programs = process_set(FILE, root=root, servers=servers, variables=variables, scale=SCALE)
@@ -74,7 +78,7 @@ def applied_steps(root: Path, job: str) -> list[int]:
     return [entry["step"] for entry in ledger(root, job) if entry["k"] == "applied" and entry["rank"] == 0]
 
 
-def test_a_job_goes_on_while_each_service_is_killed_and_comes_back(running, prometheus):
+def test_a_job_goes_on_while_each_service_is_killed_and_comes_back(running, prometheus, kafka, postgres):
     with Client(running.url("intake"), retry_seconds=30) as client:
         job = client.submit(
             {
@@ -104,6 +108,7 @@ def test_a_job_goes_on_while_each_service_is_killed_and_comes_back(running, prom
         assert Counter(history)["tide.worker.group_ended.v1"] == 1
         assert "held-out accuracy" in "".join(line.line for line in client.logs(job))
     assert_every_step_once(running.root, job)
+    assert_it_went_over_kafka(kafka, postgres, job=job, history=history)
     with Client(running.url("intake-2"), retry_seconds=30) as other_door:
         assert other_door.job(job)["phase"] == "Succeeded"
         other_door.cancel(other_door.submit({"script": str(ROOT / "examples" / "digits.py"), "held": True})["id"])
@@ -121,6 +126,22 @@ def test_every_metric_that_dashboard_and_alerts_name_is_there(running, prometheu
         if (unknown := {name for name in names if not any(re.fullmatch(name, each) for each in known)})
     }
     assert missing == {}
+
+
+def assert_it_went_over_kafka(kafka, postgres, *, job, history):
+    """A subscriber from outside finds the job's whole history; every reader keeps where it stands in Kafka."""
+    with asyncio.Runner() as runner:
+        records = runner.run(read_topics(Brokers(servers=kafka.servers, prefix=PREFIX)))
+    once = {record.sequence: record for record in records if record.key == job}
+    told = Counter(record.type for record in once.values())
+    assert told.pop("tide.metric.window.v1") > 0, "these are no part of a job's history"
+    assert told == Counter(history)
+    rows = postgres.server.psql(
+        "select reader, count(\"offset\") from log.position where topic <> '' group by reader", "process_set"
+    )
+    offsets = {reader: int(count) for reader, count in (row.split("|") for row in rows.split())}
+    assert set(SERVICES) <= set(offsets)
+    assert [reader for reader in SERVICES if offsets[reader] == 0] == []
 
 
 def asked(prometheus, path, **parameters):
