@@ -1,5 +1,6 @@
 """The executor port: how execution has processes started, looks at them, and ends them."""
 
+import asyncio
 from collections.abc import Collection
 from typing import Protocol
 
@@ -10,7 +11,7 @@ from services.execution.core.state import Member
 
 
 class Executor(Protocol):
-    """One adapter: the local machine. Every call is quick; what takes long runs in a loop of the adapter's own."""
+    """Two adapters: this machine, and timers. Calls are quick; what takes long runs in a loop of its own."""
 
     @property
     def node(self) -> NodeName: ...
@@ -30,6 +31,9 @@ class Executor(Protocol):
     def terminate(self, name: MemberName) -> None: ...
 
     def kill(self, name: MemberName) -> None: ...
+
+    async def run_starts(self, stopping: asyncio.Event) -> None:
+        """What starts members, while the lease is held."""
 
     def keep_only(self, names: Collection[MemberName]) -> None:
         """Let go of members that nobody looks after any more. Their processes are not touched."""

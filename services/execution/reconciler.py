@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -13,7 +13,7 @@ from schemas.registry import EventData
 from schemas.vocabulary import CLUSTER_KEY, DEFAULT_FLAVOR, DEFAULT_TENANT, Attribution, JobId, MemberName, Mode
 from services.execution.core.capacity import observe_node
 from services.execution.core.generations import members_of_line, needs_checkpoint
-from services.execution.core.placement import free_devices
+from services.execution.core.placement import devices_needed, free_devices
 from services.execution.core.reconcile import decide
 from services.execution.core.seen import Limits
 from services.execution.core.state import Checkpoint, Job, MemberState
@@ -245,6 +245,8 @@ class Reconciler:
             capacity_tells_all=write_offs == self._told_write_offs,
         )
         decisions: dict[JobId, Decision] = {}
+        taken = {n for job in after.values() for m in job.members if m.state is not _GONE for n in m.devices}
+        free = list(free_devices(taken, self._executor.accelerators, self._executor.accelerators))
         for job_id in before:
             view = self._memory.jobs[job_id]
             seen = view.seen(
@@ -259,11 +261,14 @@ class Reconciler:
                 limits=self._limits,
                 since=view.since,
                 now=instant,
-                supply=self._supply(after.values()),
+                supply=self._supply(view.job, free),
             )
             decision = replace(decision, job=plan_endpoints(decision.job, self._settings.membership_host))
             decisions[job_id] = decision
             after[job_id] = decision.job
+            if decision.job.ordinal != view.job.ordinal:  # it has new members
+                given = {number for member in decision.job.members for number in member.devices}
+                free = [number for number in free if number not in given]
         return Round(
             decisions=decisions,
             before=before,
@@ -278,12 +283,13 @@ class Reconciler:
         wall, monotonic = self._began_at
         return wall + timedelta(seconds=now - monotonic)
 
-    def _supply(self, jobs: Iterable[Job]) -> Supply:
-        taken = {n for job in jobs for m in job.members if m.state is not MemberState.GONE for n in m.devices}
-        count = self._executor.accelerators
+    def _supply(self, job: Job, free: Sequence[int]) -> Supply:
+        """As much as the job could need at most. Cost: what it is granted, however many jobs there are."""
+        members = min(_NONCES_AT_ONCE, sum(grant.members for grant in job.roles))
+        devices = sum(grant.members * devices_needed(grant) for grant in job.roles)
         return Supply(
-            nonces=tuple(secrets.token_hex(16) for _ in range(_NONCES_AT_ONCE)),
-            devices=free_devices(taken, count, count),
+            nonces=tuple(secrets.token_hex(16) for _ in range(members)),
+            devices=tuple(free[:devices]),
             node=self._executor.node,
         )
 
@@ -369,6 +375,7 @@ class Reconciler:
                 self._executor.kill(effect.member)
 
 
+_GONE: Final = MemberState.GONE
 _WRITTEN_OFF: Final = MemberState.WRITTEN_OFF
 
 

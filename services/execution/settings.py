@@ -1,6 +1,6 @@
 """Settings of execution: section ``[execution]``, environment ``TIDE_EXECUTION_*``. Durations in seconds."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,7 +13,11 @@ class ExecutionSettings(ServiceSettings):
 
     SECTION: ClassVar[str] = "execution"
 
-    slots: Annotated[int, Field(ge=1, le=4096)] | None = None
+    adapter: Literal["local", "simulated"] = "local"
+    """Where members run: processes of this machine, or timers that stand for them (load tests, trying things out)."""
+    simulated_run_seconds: NotNegative = 1.0
+    """How long a simulated member runs whose command does not say so."""
+    slots: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Accelerators to offer; None: the machine's GPUs, else max(4, cores)."""
     node: str | None = None
     """Name of this machine in the capacity report; None: its host name."""

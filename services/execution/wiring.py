@@ -13,12 +13,15 @@ from services.execution.local.folders import Folders
 from services.execution.local.machine import look_at_machine
 from services.execution.membership.endpoint import MembershipEndpoint
 from services.execution.memory import Memory
+from services.execution.ports import Executor
 from services.execution.reconciler import Reconciler
 from services.execution.retention import Retention
 from services.execution.settings import ExecutionSettings
+from services.execution.simulated import SimulatedExecutor
 from services.execution.store import token_hash
 from shared.http import make_app
 from shared.runtime.service import ServiceContext, ServiceParts
+from shared.telemetry.logs import get_logger
 
 _ENVIRONMENTS = table("environments", column("job_id"), column("variables"), schema="intake")
 """Values of environment variables: the one table of another service that execution may read."""
@@ -39,16 +42,7 @@ def build(context: ServiceContext) -> ServiceParts:
         port_file=folders.membership_port,
         checkpoint_directory_of=folders.checkpoints_of,
     )
-    executor = LocalExecutor(
-        settings,
-        memory,
-        look_at_machine(slots=settings.slots, node=settings.node),
-        clock=context.clock,
-        folders=folders,
-        signing_key=context.signing_key,
-        address=lambda: endpoint.address,
-        variables_of=lambda job_id: read_variables(context, job_id),
-    )
+    executor = _executor(context, settings, memory, folders=folders, endpoint=endpoint)
     reconciler = Reconciler(
         settings,
         memory,
@@ -73,6 +67,29 @@ def build(context: ServiceContext) -> ServiceParts:
         consumes=frozenset({Topic.JOB, Topic.ALLOCATION}),
         app=app,
         loops=(endpoint.run, executor.run_starts, reconciler.run, retention.run),
+    )
+
+
+def _executor(
+    context: ServiceContext,
+    settings: ExecutionSettings,
+    memory: Memory,
+    *,
+    folders: Folders,
+    endpoint: MembershipEndpoint,
+) -> Executor:
+    if settings.adapter == "simulated":
+        get_logger().warning("simulated", detail="members are timers: no job of this installation trains anything")
+        return SimulatedExecutor(settings, memory, state=context.state_directory)
+    return LocalExecutor(
+        settings,
+        memory,
+        look_at_machine(slots=settings.slots, node=settings.node),
+        clock=context.clock,
+        folders=folders,
+        signing_key=context.signing_key,
+        address=lambda: endpoint.address,
+        variables_of=lambda job_id: read_variables(context, job_id),
     )
 
 
