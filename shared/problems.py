@@ -87,6 +87,23 @@ def to_pointer(location: Iterable[int | str]) -> str:
     return "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in location)
 
 
+def to_problem(refused: Unprocessable | Rejected, *, place: str = "") -> Problem:
+    """The problem alone, of a part of a request; its fields are named from ``place`` on."""
+    if isinstance(refused, Unprocessable):
+        errors, status, code, detail = list(refused.errors), 422, "invalid_request", _first_of(refused.errors)
+    else:
+        has_field = bool(refused.field or refused.way_out)
+        errors = [Invalid(field=refused.field, detail=refused.detail, way_out=refused.way_out)] if has_field else []
+        status, code, detail = refused.status, refused.code, str(refused)
+    return Problem(
+        type=f"urn:tidewright:problem:{code}",
+        title=_TITLES.get(status, "Error"),
+        status=status,
+        detail=detail,
+        errors=[each.model_copy(update={"field": f"{place}{each.field}"}) for each in errors],
+    )
+
+
 def problem(
     status: int,
     code: str,
@@ -160,12 +177,14 @@ async def on_crash(request: Request, exc: Exception) -> Response:
 
 
 def _unprocessable(request: Request, errors: Sequence[Invalid]) -> Response:
+    status = HTTP_422_UNPROCESSABLE_CONTENT
+    return problem(status, "invalid_request", _first_of(errors), instance=request.url.path, errors=errors)
+
+
+def _first_of(errors: Sequence[Invalid]) -> str:
     first = errors[0] if errors else Invalid(field="", detail="invalid request")
     detail = f"{first.field}: {first.detail}" if first.field else first.detail
-    if len(errors) > 1:
-        detail += f" (and {len(errors) - 1} more)"
-    status = HTTP_422_UNPROCESSABLE_CONTENT
-    return problem(status, "invalid_request", detail, instance=request.url.path, errors=errors)
+    return f"{detail} (and {len(errors) - 1} more)" if len(errors) > 1 else detail
 
 
 _BY_TYPE: Final = {

@@ -74,6 +74,28 @@ class SubmitJob(RequestModel):
     secrets: list[Any] | None = None
 
 
+class BulkJob(SubmitJob):
+    """One job of a list, with the Idempotency-Key that stands for it alone."""
+
+    idempotency_key: Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,255}$")] | None = None
+
+
+class BulkAnswer(BaseModel):
+    """What became of one job of a list. ``status``: as if it had been sent alone; 201 and 200 have an ``id``."""
+
+    status: int
+    id: str | None = None
+    name: str | None = None
+    warnings: list[str] = Field(default_factory=list)
+    problem: "Problem | None" = None
+
+
+class BulkAnswers(BaseModel):
+    """One answer for each job, in the order of the list."""
+
+    answers: list[BulkAnswer]
+
+
 class PatchJob(RequestModel):
     """A change of what is wanted. Absent fields stay as they are."""
 

@@ -21,6 +21,10 @@ class IntakeSettings(ServiceSettings):
     """Where workers run: decides which fields are named in a warning as having no meaning."""
     unwritten_jobs_max: Annotated[int, Field(ge=1)] = 5_000
     """Submissions accepted for writing and not yet committed; above it: 429."""
+    bulk_jobs_max: Annotated[int, Field(ge=1, le=10_000)] = 1_000
+    """Jobs in one list."""
+    bulk_bytes_max: Annotated[int, Field(ge=1_024)] = 8 * 1_048_576
+    """A list of jobs; each job alone is bound by ``body_bytes_max``."""
     submission_batch_max: Annotated[int, Field(ge=1, le=10_000)] = 1_000
     """Submissions in one transaction."""
     submission_seconds_max: Positive = 30.0

@@ -55,7 +55,9 @@ def build_with(context: ServiceContext, settings: IntakeSettings) -> ServicePart
         closing=closing,
         settings=settings,
     )
-    limits = Limits(nodes=settings.document_nodes_max, depth=settings.document_depth_max)
+    limits = Limits(
+        nodes=settings.document_nodes_max, depth=settings.document_depth_max, bytes=settings.body_bytes_max
+    )
     caller = Caller(tenant=DEFAULT_TENANT, user=DEFAULT_USER)
     door = Door(desk=desk, limits=limits, settings=settings, caller=caller)
 
@@ -85,7 +87,7 @@ def _make_app(context: ServiceContext, door: Door, *, owners: Owners, feed: Feed
         ready=lambda: "the service is stopping" if closing.is_set() else None,
         instruments=context.instruments,
         description="Submit training jobs, watch them, change them, and ask why they are as they are.",
-        body_bytes_max=door.settings.body_bytes_max,
+        body_bytes_max=max(door.settings.body_bytes_max, door.settings.bulk_bytes_max),
     )
     app.include_router(job_routes(door))
     app.include_router(stream_routes(door, owners=owners, feed=feed, closing=closing))

@@ -78,6 +78,32 @@ class SubmissionWriter:
         finally:
             self._unwritten -= 1
 
+    async def submit_many(self, submissions: Sequence[Submission]) -> list[Answer | Rejected]:
+        """As ``submit``, for many at once: all are taken or, with TooBusy, none. Answers in the same order.
+
+        Raises Unavailable if any of them was not written in time: repeat all with their keys.
+        """
+        if self._is_closed:
+            raise Unavailable("the service is stopping")
+        if self._unwritten + len(submissions) > self._settings.unwritten_jobs_max:
+            raise TooBusy
+        loop = asyncio.get_running_loop()
+        waiting = [_Waiting(submission, loop.create_future()) for submission in submissions]
+        self._queue.extend(waiting)
+        self._unwritten += len(waiting)
+        self._wake.set()
+        try:
+            async with asyncio.timeout(self._settings.submission_seconds_max):
+                if waiting:
+                    await asyncio.wait([each.answer for each in waiting])
+        except TimeoutError as exc:
+            for each in waiting:
+                each.answer.cancel()
+            raise Unavailable("the submissions were not written in time") from exc
+        finally:
+            self._unwritten -= len(waiting)
+        return [_answer_of(each.answer) for each in waiting]
+
     async def run(self, stopping: asyncio.Event) -> None:
         """Write until stopped; what was accepted by then is written first."""
         try:
@@ -179,6 +205,14 @@ def to_submitted(item: Submission) -> JobSubmitted:
         spec=record.spec,
         allow_unsatisfiable=record.allow_unsatisfiable,
     )
+
+
+def _answer_of(answer: "asyncio.Future[Answer]") -> Answer | Rejected:
+    """Raises Unavailable."""
+    try:
+        return answer.result()
+    except Rejected as refused:
+        return refused
 
 
 def _fail(waiting: _Waiting, error: TideError) -> None:

@@ -38,7 +38,7 @@ CASES = (
     Case("cut off json", b'{"script": "/t', 400, "", "one JSON object"),
     Case("json that is not utf-8", b'{"script": "\xff"}', 400, "", "UTF-8"),
     Case("empty body", b"", 400, "", "JSON or YAML"),
-    Case("a list", b"[1, 2]", 422, "", "fields", detail="not an object"),
+    Case("an empty list", b"[]", 422, "", "1 to 1000 jobs", detail="has 0 jobs"),
     Case("malformed yaml", b"script: [1, 2\nname: x", 400, "", "indentation", YAML, "line"),
     Case("yaml with a tab", b"script: x\n\tname: y", 400, "", "indentation", YAML),
     Case("two yaml documents", b"script: a\n---\nscript: b\n", 400, "", "one document", YAML),
@@ -138,7 +138,7 @@ def differences(case, answer):
 
 
 async def test_huge_bodies_are_refused_before_they_are_read(database):
-    settings = IntakeSettings(body_bytes_max=2048)
+    settings = IntakeSettings(body_bytes_max=2048, bulk_bytes_max=3000)
     async with intake_bed(database, settings=settings) as bed:
         announced = await bed.http.post("/v1/jobs", content=b"x" * 4096, headers={"Content-Type": JSON})
         assert announced.status_code == 413
@@ -149,7 +149,10 @@ async def test_huge_bodies_are_refused_before_they_are_read(database):
 
         streamed = await bed.http.post("/v1/jobs", content=chunks(), headers={"Content-Type": JSON})
         assert streamed.status_code == 413
-        assert "2048 bytes" in streamed.json()["detail"]
+        assert "3000 bytes" in streamed.json()["detail"]
+        single = await bed.http.post("/v1/jobs", content=b"{" + b" " * 2048, headers={"Content-Type": JSON})
+        assert single.status_code == 413
+        assert "2048 bytes" in single.json()["detail"]
 
 
 async def test_errors_do_not_repeat_secrets(database):

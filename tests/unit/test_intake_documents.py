@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from schemas.api.jobs import SubmitJob
 from services.intake.http.bodies import hash_of, parse
-from services.intake.http.documents import Limits, _check, _is_plainly_sound, read_json, read_yaml
+from services.intake.http.documents import Limits, _is_plainly_sound, check, read_json, read_yaml
 from shared.errors import Rejected
 from shared.problems import Unprocessable
 
@@ -94,7 +94,7 @@ def test_the_cheap_check_passes_nothing_that_the_thorough_one_refuses(value):
     limits = Limits(nodes=8, depth=3)
     text = json.dumps(value).encode()
     if _is_plainly_sound(text, limits):
-        _check(json.loads(text), limits)
+        check(json.loads(text), limits)
 
 
 def test_an_infinite_number_is_named():

@@ -27,14 +27,19 @@ _STRING_TAGS: Final = frozenset({None, "!", "tag:yaml.org,2002:str"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """``nodes``: values in one document, an alias counted as all that it stands for. ``depth``: of nesting."""
+    """``nodes``: values in one document, an alias counted as all that it stands for. ``depth``: of nesting.
+    ``bytes``: of the body, where the server takes larger ones for lists."""
 
     nodes: int
     depth: int
+    bytes: int = 1_048_576
 
 
-def read_json(text: bytes, *, limits: Limits) -> Value:
-    """Raises Rejected (400) if it is no JSON, Unprocessable for duplicate keys, NaN, NUL, and above the limits."""
+def read_json(text: bytes, *, limits: Limits, checks: bool = True) -> Value:
+    """Raises Rejected (400) if it is no JSON, Unprocessable for duplicate keys, NaN, NUL, and above the limits.
+
+    Without ``checks`` the caller calls ``check`` for each of its parts.
+    """
     try:
         value: Value = _DECODER.decode(text.decode())
     except json.JSONDecodeError as exc:
@@ -46,7 +51,7 @@ def read_json(text: bytes, *, limits: Limits) -> Value:
         raise malformed("JSON", f"byte {exc.start} is not UTF-8", way_out="send UTF-8") from exc
     except _Infinite as exc:
         value = json.loads(text)
-        _check(value, limits)
+        check(value, limits)
         raise AssertionError("a number was infinite, and is not any more") from exc
     except ValueError as exc:
         if isinstance(exc, _Duplicate):
@@ -54,11 +59,12 @@ def read_json(text: bytes, *, limits: Limits) -> Value:
         raise Unprocessable(
             [Invalid(field="", detail=str(exc), way_out="send finite numbers of usual size")]
         ) from exc
-    _check(value, limits)
+    if checks and not _is_plainly_sound(text, limits):
+        check(value, limits)
     return value
 
 
-def read_yaml(text: bytes, *, limits: Limits) -> Value:
+def read_yaml(text: bytes, *, limits: Limits, checks: bool = True) -> Value:
     """One document, scalars read by the core schema of YAML 1.2: only true and false are booleans.
 
     Built from the events of the parser without recursion. Raises as ``read_json``.
@@ -75,7 +81,8 @@ def read_yaml(text: bytes, *, limits: Limits) -> Value:
         raise malformed("YAML", f"{exc.problem or 'not understood'}{place}", way_out="check the indentation") from exc
     except yaml.YAMLError as exc:
         raise malformed("YAML", "it has characters that YAML does not allow", way_out="send UTF-8 text") from exc
-    _check(builder.document, limits)
+    if checks:
+        check(builder.document, limits)
     return builder.document
 
 
@@ -101,7 +108,7 @@ def _pairs(pairs: list[tuple[str, Value]]) -> dict[str, Value]:
 
 
 class _Infinite(ValueError):
-    """A number beyond what a float holds; ``_check`` finds where it stands."""
+    """A number beyond what a float holds; ``check`` finds where it stands."""
 
 
 def _float(text: str) -> float:
@@ -116,7 +123,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _is_plainly_sound(text: bytes, limits: Limits) -> bool:
-    """True where counting bytes already shows that ``_check`` would find nothing: nearly always, and much cheaper.
+    """True where counting bytes already shows that ``check`` would find nothing: nearly always, and much cheaper.
 
     Brackets bound the depth, separators the number of values, and NUL needs its escape.
     """
@@ -129,7 +136,7 @@ def _is_plainly_sound(text: bytes, limits: Limits) -> bool:
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_pairs, parse_float=_float, parse_constant=_no_constant)
 
 
-def _check(value: Value, limits: Limits) -> None:
+def check(value: Value, limits: Limits) -> None:
     """Depth, size, NUL and numbers that are not finite, each named by its JSON pointer."""
     for nodes, (depth, path, item) in enumerate(_walk(value), start=1):
         if nodes > limits.nodes:
@@ -188,7 +195,7 @@ class _Open:
 class _Builder:
     """Puts a document together from parser events, with the open collections on a stack.
 
-    An alias is the value itself once more, so it costs nothing here; ``_check`` counts it as often as it is used.
+    An alias is the value itself once more, so it costs nothing here; ``check`` counts it as often as it is used.
     """
 
     def __init__(self, limits: Limits) -> None:

@@ -7,12 +7,13 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from schemas.api.jobs import CancelJob, GapView, LogLineView, PatchJob, Problem, ServerEvent, SubmitJob
+from schemas.api.jobs import BulkJob, CancelJob, GapView, LogLineView, PatchJob, Problem, ServerEvent, SubmitJob
 from services.intake.http.bodies import YAML_TYPES
 from shared.problems import PROBLEM_TYPE
 
 _BY_HAND: Final[tuple[type[BaseModel], ...]] = (
     SubmitJob,
+    BulkJob,
     PatchJob,
     CancelJob,
     ServerEvent,
@@ -36,9 +37,15 @@ _ERRORS: Final = {
 Responses = dict[int | str, dict[str, Any]]
 
 
-def takes(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
+def takes(
+    model: type[BaseModel], *, required: bool = True, or_list_of: type[BaseModel] | None = None
+) -> dict[str, Any]:
     """``openapi_extra`` of a route that reads its own body."""
-    schema = {"schema": {"$ref": _REF.format(model=model.__name__)}}
+    shape: dict[str, Any] = {"$ref": _REF.format(model=model.__name__)}
+    if or_list_of is not None:
+        items = {"$ref": _REF.format(model=or_list_of.__name__)}
+        shape = {"oneOf": [shape, {"type": "array", "minItems": 1, "items": items}]}
+    schema = {"schema": shape}
     return {
         "requestBody": {
             "required": required,
@@ -55,7 +62,8 @@ def answers(*, problems: tuple[int, ...], **described: Any) -> Responses:
         if isinstance(what, tuple):
             responses[status] = {"description": what[0], "content": what[1]}
         else:
-            responses[status] = {"description": str(what.__doc__).partition("\n")[0], "model": what}
+            told = getattr(what, "__args__", (what,))[0]  # of a union the first says it
+            responses[status] = {"description": str(told.__doc__).partition("\n")[0], "model": what}
     for status in problems:
         content = {PROBLEM_TYPE: {"schema": {"$ref": _REF.format(model=Problem.__name__)}}}
         responses[status] = {"description": _ERRORS[status], "content": content}

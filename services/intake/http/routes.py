@@ -7,6 +7,8 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Request, Response
 
 from schemas.api.jobs import (
+    BulkAnswers,
+    BulkJob,
     CancelJob,
     CapacityView,
     History,
@@ -20,7 +22,8 @@ from schemas.envelope import START, Sequence
 from schemas.vocabulary import JobId, JobPhase, PriorityClass
 from services.intake.core.validation import Caller
 from services.intake.desk import Desk, unknown_job
-from services.intake.http.bodies import hash_of, read_body
+from services.intake.http.bodies import hash_of, is_list, read_body
+from services.intake.http.bulk import submit_list
 from services.intake.http.documents import Limits
 from services.intake.http.openapi import answers, takes
 from services.intake.queries import JobFilter
@@ -63,7 +66,7 @@ def job_routes(door: Door) -> APIRouter:
         summary="Submit a job",
         status_code=201,
         openapi_extra={
-            **takes(SubmitJob),
+            **takes(SubmitJob, or_list_of=BulkJob),
             "parameters": [
                 {
                     "name": "Idempotency-Key",
@@ -75,7 +78,7 @@ def job_routes(door: Door) -> APIRouter:
                 }
             ],
         },
-        responses=answers(ok_200=JobView, ok_201=JobView, problems=(400, 413, 415, 422, 429, 503)),
+        responses=answers(ok_200=JobView | BulkAnswers, ok_201=JobView, problems=(400, 413, 415, 422, 429, 503)),
     )
     async def submit(
         request: Request,
@@ -83,7 +86,23 @@ def job_routes(door: Door) -> APIRouter:
             bool, Query(description="Accept also what this cluster can never hold; `why` then says so.")
         ] = False,
     ) -> Response:
-        """201 for a new job, 200 for a repeat of an Idempotency-Key. The answer comes after the commit."""
+        """201 for a new job, 200 for a repeat of an Idempotency-Key. The answer comes after the commit.
+
+        A list of jobs is answered with 200 and an answer for each job, in the same order, with its own status: one
+        that is refused spoils no other. Each may carry an `idempotency_key`. 429 or 503: none is known to be taken,
+        send the same list again.
+        """
+        content = await request.body()
+        if is_list(content, request.headers.get("content-type", "")):
+            return await submit_list(
+                request,
+                content,
+                desk=door.desk,
+                limits=door.limits,
+                settings=door.settings,
+                caller=door.caller,
+                allow_unsatisfiable=allow_unsatisfiable,
+            )
         key = _key_of(request)
         body = await read_body(request, SubmitJob, limits=door.limits)
         submitted = await door.desk.submit(
