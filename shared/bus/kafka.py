@@ -78,7 +78,8 @@ class KafkaLog:
         self._stands: dict[Partition, _Stand] = {}
         self._saved: Mapping[Partition, Position] = {}
         self._count = 0
-        self._moved_at = time.monotonic()
+        self._well_at = time.monotonic()
+        """When the client last got something, or had all that there was."""
         self._even_at = datetime.now(UTC)
         self._doomed: str | None = None
         """Why the client is to be replaced at the next read."""
@@ -156,7 +157,7 @@ class KafkaLog:
             await self._keep(consumer, part, partition, messages)
         if found:
             self._count += 1
-            self._moved_at = time.monotonic()
+            self._well_at = time.monotonic()
 
     async def _keep(
         self, consumer: AIOKafkaConsumer, part: TopicPartition, partition: Partition, messages: list[ConsumerRecord]
@@ -238,7 +239,7 @@ class KafkaLog:
             await _close(consumer)
             raise self._away(exc) from exc
         self._consumer, self._stands, self._trouble = consumer, {}, None
-        self._moved_at = time.monotonic()
+        self._well_at = time.monotonic()
         return consumer
 
     async def _drop(self, cause: str) -> None:
@@ -269,11 +270,14 @@ class KafkaLog:
     async def backlog(self, positions: Mapping[Partition, Position], *, limit: int) -> Backlog:
         """Also the watchdog: asks how far the topics go, and drops a client that stands still before more.
 
-        Runs beside ``read``. Tells Kafka the saved offsets, as far as it takes them.
+        Runs beside ``read``. Tells Kafka the saved offsets, as far as it takes them. Raises Unavailable also while
+        there is no client: unknown is not zero.
         """
-        consumer = self._consumer
-        if consumer is None or not positions:
+        if not positions:
             return Backlog(rows=0, oldest=None)
+        consumer = self._consumer
+        if consumer is None:
+            raise Unavailable(self._trouble or "there is no client of Kafka at present")
         parts = [self._part(partition) for partition in self._stands]
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
@@ -284,7 +288,9 @@ class KafkaLog:
                 self._doomed = "no_answer"
             raise self._away(exc) from exc
         self._trouble = None
-        if unfetched and self._is_still():
+        if not unfetched:
+            self._well_at = time.monotonic()
+        elif self._is_still():
             _log.warning("consumer_stuck", records=unfetched)
             self._doomed = "stuck"
         await self._tell_offsets(consumer)
@@ -295,7 +301,7 @@ class KafkaLog:
 
     def _is_still(self) -> bool:
         waits = any(stand.fetched for stand in self._stands.values())
-        return not waits and time.monotonic() - self._moved_at > _STUCK_SECONDS
+        return not waits and time.monotonic() - self._well_at > _STUCK_SECONDS
 
     async def _tell_offsets(self, consumer: AIOKafkaConsumer) -> None:
         saved, self._saved = self._saved, {}

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -15,7 +16,7 @@ from schemas.vocabulary import ServiceName, Topic
 from shared.bus.brokers import Brokers
 from shared.bus.cloudevents import to_message
 from shared.bus.kafka import KafkaLog
-from shared.bus.log import Partition, Position, Record, positions_after, to_event
+from shared.bus.log import BEGINNING, Partition, Position, Record, positions_after, to_event
 from shared.bus.partitions import partition_of
 from shared.bus.topics import ensure_topics
 from shared.errors import Poison, Unavailable
@@ -200,6 +201,44 @@ async def test_a_client_that_gets_nothing_is_replaced(
     assert epochs((await read_all(carrier, positions))[0]) == [2]
     assert log._consumer is not stuck
     assert log._restarts.labels("stuck")._value.get() == 1
+
+
+async def test_a_first_event_after_a_long_silence_is_no_sign_of_being_stuck(
+    carrier: Carrier, monkeypatch: pytest.MonkeyPatch, reader: Equipment
+) -> None:
+    log, now = carrier.log, 1_000.0
+    assert isinstance(log, KafkaLog)
+    monkeypatch.setattr("shared.bus.kafka.time", SimpleNamespace(monotonic=lambda: now))
+    await publish(carrier.database, ServiceName.EXECUTION, freed(1))
+    _, positions = await read_all(carrier)
+    first = log._consumer
+    now += 3_600
+    assert (await log.backlog(positions, limit=10)).rows == 0
+    await publish(carrier.database, ServiceName.EXECUTION, freed(2))
+    await settle(reader)
+    now += 5
+    assert (await log.backlog(positions, limit=10)).rows == 1
+    assert epochs((await read_all(carrier, positions))[0]) == [2]
+    assert log._consumer is first, "it was about to get it"
+    await publish(carrier.database, ServiceName.EXECUTION, freed(3))
+    await settle(reader)
+    now += 11
+    await log.backlog(positions, limit=10)
+    assert epochs((await read_all(carrier, positions))[0]) == [2, 3]
+    assert log._consumer is not first, "it had its time"
+
+
+async def test_how_much_waits_is_unknown_while_kafka_is_away_not_zero(
+    database: FreshDatabase, clock: FakeClock
+) -> None:
+    nobody = Brokers(servers="127.0.0.1:1")
+    async with equipped(database, ServiceName.METRICS, clock=clock, brokers=nobody) as away:
+        with pytest.raises(Unavailable, match="not answered yet"):
+            await away.log.backlog({HOME: BEGINNING}, limit=10)
+        with pytest.raises(Unavailable, match="does not answer"):
+            await away.log.read({HOME: BEGINNING}, limit=10)
+        with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1\b.* does not answer"):
+            await away.log.backlog({HOME: BEGINNING}, limit=10)
 
 
 async def test_a_broker_that_is_away_is_said_and_comes_back(carrier: Carrier, kafka: EmbeddedKafka) -> None:
