@@ -4,10 +4,12 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from sqlalchemy import ARRAY, BigInteger, Integer, Text, bindparam, text
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from schemas.envelope import Sequence as LogSequence
 from schemas.vocabulary import Topic
 from shared.bus.log import Partition, Position
+from shared.db.errors import connecting
 from shared.db.types import XID8
 from shared.errors import LeaseLost
 from shared.runtime.service import Transaction
@@ -50,6 +52,17 @@ _ADVANCE: Final = text(
     bindparam("ids", type_=ARRAY(BigInteger())),
     bindparam("offsets", type_=ARRAY(BigInteger())),
 )
+
+_REWIND: Final = text(
+    """
+    update log.position r set xid = least_read.xid, id = least_read.id
+      from (select distinct on (p.topic) p.topic, p.xid, p.id
+              from log.position p
+             where p.topic = any(:topics) and p.reader <> :reader
+             order by p.topic, p.xid, p.id) least_read
+     where r.reader = :reader and r.topic = least_read.topic and (r.xid, r.id) > (least_read.xid, least_read.id)
+    """
+).bindparams(bindparam("reader", type_=Text()), bindparam("topics", type_=ARRAY(Text())))
 
 
 async def load_positions(
@@ -104,3 +117,14 @@ async def advance_positions(
     )
     if result.rowcount != len(moves):
         raise LeaseLost(f"the position of {reader} was moved by somebody else")
+
+
+async def rewind_position(engine: AsyncEngine, reader: str, topics: Iterable[Topic]) -> int:
+    """Have ``reader`` begin again where the last of all other readers stands in each of these topics.
+
+    Whoever holds it in memory finds out at its next commit. Gives in how many it went back. Raises Unavailable.
+    """
+    with connecting():
+        async with engine.begin() as connection:
+            parameters = {"reader": reader, "topics": [topic.value for topic in topics]}
+            return (await connection.execute(_REWIND, parameters)).rowcount

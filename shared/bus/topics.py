@@ -1,7 +1,7 @@
 """The topics of an installation: made where they are missing, refused where they cannot be used."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -27,14 +27,21 @@ _SECONDS: Final = 15.0
 _LOOK_SECONDS: Final = 0.1
 
 
-async def ensure_topics(brokers: Brokers) -> None:
-    """Make the topics that are missing. Raises Unavailable, or SettingsError for a topic that cannot be used."""
+async def ensure_topics(
+    brokers: Brokers, *, before_making: Callable[[Sequence[Topic]], Awaitable[None]] | None = None
+) -> None:
+    """Make the topics that are missing. Raises Unavailable, or SettingsError for a topic that cannot be used.
+
+    ``before_making`` is told which, while nobody can write them yet.
+    """
     admin = AIOKafkaAdminClient(**brokers.options(), request_timeout_ms=int(_SECONDS * 1000))
     try:
         async with asyncio.timeout(_SECONDS):
             await admin.start()
             found = await _partition_counts(admin, brokers)
             while missing := [topic for topic in Topic if topic not in found]:
+                if before_making is not None:
+                    await before_making(missing)
                 await _make(admin, brokers, missing)
                 await asyncio.sleep(_LOOK_SECONDS)  # a new topic is told a little later
                 found = await _partition_counts(admin, brokers)

@@ -10,10 +10,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from sqlalchemy.ext.asyncio import AsyncEngine
+
 from schemas.vocabulary import Topic
 from shared.bus import quarantine
 from shared.bus.log import Log, Partition, Position
-from shared.bus.positions import advance_positions, load_positions
+from shared.bus.positions import advance_positions, load_positions, rewind_position
 from shared.bus.quarantine import Cause, SetAside
 from shared.clock import Clock, pause
 from shared.errors import Conflict, LeaseLost, Poison, Unavailable
@@ -31,6 +33,18 @@ _UPKEEP_SECONDS: Final = 5.0
 _LAG_ROWS_MAX: Final = 10_000
 _BACKOFF_SECONDS_MAX: Final = 2.0
 _log = get_logger(part="relay")
+
+
+async def send_again(engine: AsyncEngine, topics: Sequence[Topic]) -> None:
+    """Topics are about to be made: what a topic of the same name held and not everybody has read is lost with it.
+
+    The relay begins again behind what all have read; the outbox still has it, and who has read more drops repeats.
+    Raises Unavailable.
+    """
+    if await rewind_position(engine, READER, topics):
+        _log.warning(
+            "topics_missing", topics=[topic.value for topic in topics], detail="what is unread is sent again"
+        )
 
 
 class Relay:

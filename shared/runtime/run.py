@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeAlias
 
 from schemas.vocabulary import ServiceName
@@ -17,6 +18,7 @@ from shared.db.migrate import is_migrated
 from shared.errors import Conflict, LeaseLost, Unavailable
 from shared.http import add_readiness, bind, run_http
 from shared.outbox.relay import READER as RELAY
+from shared.outbox.relay import send_again
 from shared.runtime.backoff import backoff_seconds
 from shared.runtime.consumer import Consumer, ConsumerLimits
 from shared.runtime.context import Equipment, equip
@@ -211,7 +213,7 @@ async def _until_topics(run: _Run, stopping: asyncio.Event) -> None:
     failures = 0
     while run.brokers is not None and not stopping.is_set():
         try:
-            await ensure_topics(run.brokers)
+            await ensure_topics(run.brokers, before_making=partial(send_again, run.equipment.engine))
             return
         except Unavailable as exc:
             failures += 1

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -18,8 +19,10 @@ from shared.bus.cloudevents import to_message
 from shared.bus.kafka import KafkaLog
 from shared.bus.log import BEGINNING, Partition, Position, Record, positions_after, to_event
 from shared.bus.partitions import partition_of
+from shared.bus.positions import advance_positions, load_positions
 from shared.bus.topics import ensure_topics
 from shared.errors import Poison, Unavailable
+from shared.outbox.relay import send_again
 from shared.runtime.context import Equipment
 from shared.testing.carriers import Carrier
 from shared.testing.clock import FakeClock
@@ -136,28 +139,45 @@ async def test_events_of_another_log_are_skipped(carrier: Carrier, brokers: Brok
     assert epochs(records) == [1, 2], "a higher sequence of another log does not hide ours"
 
 
-async def test_a_topic_that_was_made_anew_is_read_from_its_beginning(
-    carrier: Carrier, brokers: Brokers, database: FreshDatabase
+async def test_a_topic_that_was_made_anew_is_read_from_its_beginning_and_what_was_unread_comes_again(
+    carrier: Carrier, brokers: Brokers, database: FreshDatabase, reader: Equipment
 ) -> None:
+    """One reader was through, one stood in the middle: neither loses anything, whatever offsets they remember.
+
+    Those offsets name other records now, since what all had read is gone from the outbox.
+    """
     await publish(database, ServiceName.EXECUTION, *(freed(n) for n in range(5)))
-    _, positions = await read_all(carrier)
+    records, through = await read_all(carrier)
+    middle = positions_after(records[:3], carrier.beginning(Topic.WORKER))
+    async with reader.context.transaction() as tx:
+        for name, reached in (("scaling", through), ("metrics", middle)):
+            stored = await load_positions(tx, name, carrier.log.partitions([Topic.WORKER]), counts={Topic.WORKER: 12})
+            await advance_positions(tx, name, stored=stored, reached=reached)
     await carrier.log.close()
-    admin = AIOKafkaAdminClient(**brokers.options())
-    await admin.start()
-    await admin.delete_topics([brokers.name_of(Topic.WORKER)])
-    await admin.close()
+    await publish(database, ServiceName.EXECUTION, *(freed(n) for n in range(5, 15)))
+    await carrier.settle()
+    await delete_topic(brokers, Topic.WORKER)
+    database.psql(
+        f"delete from log.outbox where (xid, id) <= ('{records[2].sequence.xid}', {records[2].sequence.id})"
+    )
     async with asyncio.timeout(20):
         while True:  # deletion takes its time
             try:
-                await ensure_topics(brokers)
+                await ensure_topics(brokers, before_making=partial(send_again, reader.engine))
                 await send(brokers, b"x", partition=0)
                 break
             except (KafkaError, Unavailable):
                 await asyncio.sleep(0.2)
-    database.psql("update log.position set xid = '0', id = 0 where reader = 'relay'")
-    await publish(database, ServiceName.EXECUTION, *(freed(n) for n in range(5, 15)))
-    records, _ = await read_all(carrier, {p: at for p, at in positions.items() if p == HOME})
-    assert epochs(r for r in records if not r.is_stray) == list(range(5, 15))
+    for positions, first in ((through, 5), (middle, 3)):
+        found, _ = await read_all(carrier, {p: at for p, at in positions.items() if p == HOME})
+        assert epochs(r for r in found if not r.is_stray) == list(range(first, 15))
+
+
+async def delete_topic(brokers: Brokers, topic: Topic) -> None:
+    admin = AIOKafkaAdminClient(**brokers.options())
+    await admin.start()
+    await admin.delete_topics([brokers.name_of(topic)])
+    await admin.close()
 
 
 async def test_what_retention_removed_behind_a_reader_does_not_stop_it(
