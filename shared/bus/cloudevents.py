@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
@@ -16,6 +16,9 @@ STRUCTURED: Final = b"application/cloudevents"
 SPECVERSION: Final = b"1.0"
 _JSON: Final = b"application/json"
 _FIXED: Final = [("content-type", _JSON), ("ce_specversion", SPECVERSION)]
+_READ: Final[Mapping[str, str]] = {
+    f"ce_{name}": name for name in ("sequence", "time", "type", "tenant", "source", "traceparent")
+}
 _ATTRIBUTES_MAX: Final = 64
 KafkaHeaders = Sequence[tuple[str, bytes]]
 
@@ -81,7 +84,9 @@ def to_record(
             key=None if key is None else _clean(key.decode(), "key"),
             type=_clean(attributes["type"], "type"),
             headers=Headers(
-                tenant=attributes["tenant"], source=attributes["source"], traceparent=attributes.get("traceparent")
+                tenant=_clean(attributes["tenant"], "tenant"),
+                source=_clean(attributes["source"], "source"),
+                traceparent=attributes.get("traceparent"),
             ).encode(),
             payload=payload,
             offset=offset,
@@ -108,10 +113,13 @@ def _attributes_of(headers: KafkaHeaders, value: bytes | None) -> tuple[dict[str
     """Attributes by name, and the data. Raises Poison or UnicodeDecodeError."""
     if value is None:
         raise Poison("the value is null")
-    kind = next((content for name, content in headers if name.lower() == "content-type"), b"")
+    kind = next((content for name, content in headers if name.lower() == "content-type"), None) or b""
     if kind.startswith(STRUCTURED):
         return _structured(value)
-    return {name[3:]: _text(content) for name, content in headers if name.startswith("ce_")}, value
+    attributes = {
+        wanted: (content or b"").decode() for name, content in headers if (wanted := _READ.get(name)) is not None
+    }
+    return attributes, value
 
 
 def _structured(value: bytes) -> tuple[dict[str, str], bytes]:
@@ -155,11 +163,12 @@ def _clean(text: str, what: str) -> str:
     """Raises Poison for what no column of text takes."""
     if "\x00" in text:
         raise Poison(f"the {what} contains a zero byte")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as exc:
+            raise Poison(f"the {what} is no Unicode") from exc
     return text
-
-
-def _text(content: bytes | None) -> str:
-    return (content or b"").decode()
 
 
 def _storable(content: bytes | None) -> str | None:

@@ -19,6 +19,10 @@ SNAPSHOT_TYPES: Final = frozenset({"tide.allocation.queue_observed.v1"})
 """Their keys are never parked: the next snapshot replaces the one that failed."""
 
 
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
+"""Made once: ``json.dumps`` makes one at each call that is not plain."""
+
+
 class Partition(NamedTuple):
     """A part of a topic that keeps its order. On the Postgres carrier each topic is one, number 0."""
 
@@ -123,7 +127,7 @@ class Headers:
 
     def encode(self) -> bytes:
         values = {"tenant": self.tenant, "source": self.source, "traceparent": self.traceparent}
-        return json.dumps({k: v for k, v in values.items() if v is not None}, separators=(",", ":")).encode()
+        return _ENCODER.encode({k: v for k, v in values.items() if v is not None}).encode()
 
     @classmethod
     def parse(cls, data: bytes) -> "Headers":

@@ -92,6 +92,12 @@ def epochs(records) -> list[int]:
         (b"{}", (("ce_sequence", b"9-9"), ("ce_type", b"a\x00b")), "zero byte"),
         (b"[1]", (("content-type", b"application/cloudevents+json"),), "no object"),
         (b"{", (("content-type", b"application/cloudevents+json; charset=utf-8"),), "not JSON"),
+        (b"{}", (("content-type", None),), "the attribute sequence is missing"),
+        (
+            b'{"sequence": "9-9", "type": "\\ud800", "tenant": "t", "source": "s"}',
+            (("content-type", b"application/cloudevents+json"),),
+            "the type is no Unicode",
+        ),
         (b'{"sequence": 5}', (("content-type", b"application/cloudevents+json"),), "sequence is missing"),
     ],
 )
