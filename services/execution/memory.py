@@ -44,6 +44,8 @@ class JobView:
     @property
     def saved(self) -> StoredJob:
         """What is in Postgres, as far as this process knows."""
+        if self.saved_step == self.job.step:
+            return self.stored
         return replace(self.stored, job=replace(self.job, step=self.saved_step))
 
     def note_checkpoint(self, word: Checkpoint) -> None:

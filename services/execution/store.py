@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, Final
@@ -216,7 +216,8 @@ _SAVE_GENERATIONS: Final = _upsert(
 
 async def save_jobs(tx: Transaction, changes: Iterable[tuple[StoredJob | None, StoredJob]]) -> None:
     """Write what differs between each pair (before, after), in a fixed order. Nothing is deleted."""
-    pairs = sorted(changes, key=lambda pair: pair[1].job.job_id)
+    changed = [(old, new) for old, new in changes if old is None or old.job != new.job]
+    pairs = sorted(changed, key=lambda pair: pair[1].job.job_id)
     await _run(tx, _SAVE_JOBS, [_job_row(new) for old, new in pairs if old is None or _differs(old.job, new.job)])
     new_members: list[dict[str, Any]] = []
     new_generations: list[dict[str, Any]] = []
@@ -232,7 +233,13 @@ async def save_jobs(tx: Transaction, changes: Iterable[tuple[StoredJob | None, S
 
 
 def _differs(old: Job, new: Job) -> bool:
-    return _register_of(old) != _register_of(new) or is_active(old) != is_active(new)
+    """Whether the job's own row differs; members and generations have rows of their own."""
+    return any(getattr(old, name) != getattr(new, name) for name in _REGISTER_FIELDS) or (
+        is_active(old) != is_active(new)
+    )
+
+
+_REGISTER_FIELDS: Final = tuple(f.name for f in fields(Job) if f.name not in ("members", "generations"))
 
 
 def _register_of(job: Job) -> Job:
