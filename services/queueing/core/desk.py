@@ -74,6 +74,8 @@ class Desk:
 
     def room_if(self, flavor: FlavorName, changed: Mapping[JobId, Workload], *, charged: bool = False) -> Room:
         """``room_coming`` (``charged``: ``room_now``) if these workloads stood as given."""
+        if not changed:
+            return self._room(flavor, charged=charged)
         workloads = (changed.get(job_id, workload) for job_id, workload in self.workloads.items())
         claims = (c for w in workloads for c in self._claims(w, flavor, charged=charged))
         return self.sites[flavor].layout(claims).room()
